@@ -236,6 +236,31 @@ static inline void launch_together(void (*kernel)(P...), dim3 grid, dim3 block, 
     launch_with(together, kernel, grid, block, shared_bytes, stream, args...);
 }
 
+/* The last of [first, first + n) that begins, by start_of, at `at` or before it; starts
+ * do not fall, and the first's is not above `at`. */
+template <typename F>
+__device__ __forceinline__ int last_begun(int first, int n, int at, F start_of)
+{
+    int lo = first, hi = first + n - 1;
+
+    while (lo < hi) {
+        int mid = (lo + hi + 1) / 2;
+        if (start_of(mid) <= at) {
+            lo = mid;
+        } else {
+            hi = mid - 1;
+        }
+    }
+    return lo;
+}
+
+/* The one of sequences [first_seq, first_seq + n_seqs) that has the step's token. */
+__device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int first_seq,
+                                           int n_seqs)
+{
+    return last_begun(first_seq, n_seqs, token, [&](int i) { return s.q_start[i]; });
+}
+
 /* What a head's sink adds to its sum of weights, which are powers of two relative to
  * `top`. A sink far above all scores makes it infinite, and the result zero. */
 __device__ __forceinline__ float sink_weight(const attn_args &a, int head, float top)

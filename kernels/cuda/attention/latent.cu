@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
     if (head >= a.n_heads) {
         return;
     }
-    int seq = latent_sequence(s, token, first_seq, n_seqs);
+    int seq = sequence_of(s, token, first_seq, n_seqs);
     int n_keys = s.kv_len[seq] - (s.q_start[seq + 1] - token) + 1;
     const T *q = (const T *)a.q + blockIdx.x * a.q_stride + (int64_t)head * width;
     T *out = (T *)a.sum + blockIdx.x * a.sum_stride + (int64_t)head * a.latent;

@@ -6,24 +6,6 @@
 
 enum { LATENT_KEYS = 64 }; /* of a tile */
 
-/* Of the sequences [first_seq, first_seq + n_seqs) the last that starts at or before
- * the token. */
-__device__ __forceinline__ int latent_sequence(const step_arrays &s, int token, int first_seq,
-                                               int n_seqs)
-{
-    int lo = first_seq, hi = first_seq + n_seqs - 1;
-
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-        if (s.q_start[mid] <= token) {
-            lo = mid;
-        } else {
-            hi = mid - 1;
-        }
-    }
-    return lo;
-}
-
 /* The part of a tile's rows that belongs to one sequence, and the keys it visits. */
 struct segment {
     const int32_t *table; /* of the sequence */
@@ -61,7 +43,7 @@ __device__ __forceinline__ void split_keys(int n, int n_splits, int i, int *lo, 
 __device__ __forceinline__ segment segment_at(const step_arrays &s, const latent_splits &p,
                                               const latent_work &w, int token, int end)
 {
-    int seq = w.decode ? token : latent_sequence(s, token, w.first_seq, w.n_seqs);
+    int seq = w.decode ? token : sequence_of(s, token, w.first_seq, w.n_seqs);
     segment g;
 
     g.table = s.table + (int64_t)s.row[seq] * s.table_width;

@@ -18,17 +18,7 @@ enum { ROT = 64, PANEL = 64, GATHER_WARPS = 8 };
 /* The sequence that has row `row`. */
 __device__ __forceinline__ expanded_seq expanded_seq_of(const expanded_seq *seq, int n, int row)
 {
-    int lo = 0, hi = n - 1;
-
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-        if (seq[mid].first <= row) {
-            lo = mid;
-        } else {
-            hi = mid - 1;
-        }
-    }
-    return seq[lo];
+    return seq[last_begun(0, n, row, [&](int i) { return seq[i].first; })];
 }
 
 /* A warp a row, of kv.head_dim elements of 16 bits. */

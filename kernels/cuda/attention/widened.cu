@@ -24,17 +24,7 @@ template <typename T> __device__ __forceinline__ uint4 widened(uint2 codes)
 /* The sequence that has block `block` of the panel. */
 __device__ __forceinline__ widened_seq widened_seq_of(const widened_step &w, int block)
 {
-    int lo = 0, hi = w.n_seqs - 1;
-
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-        if (w.seq[mid].first <= block) {
-            lo = mid;
-        } else {
-            hi = mid - 1;
-        }
-    }
-    return w.seq[lo];
+    return w.seq[last_begun(0, w.n_seqs, block, [&](int i) { return w.seq[i].first; })];
 }
 
 /* A block of the panel for each block: KV heads [first_head, first_head +

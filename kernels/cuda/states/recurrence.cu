@@ -15,22 +15,6 @@ enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 16, PREPARE_ONE = 512 };
 /* Channels of a lane in prepare_run, and inputs of its convolution. */
 enum { RUN_EACH = 4, RUN_KERNEL = 4 };
 
-/* The sequence of a token of the step. */
-__device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int n_seqs)
-{
-    int lo = 0, hi = n_seqs - 1;
-
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-        if (s.q_start[mid] <= token) {
-            lo = mid;
-        } else {
-            hi = mid - 1;
-        }
-    }
-    return lo;
-}
-
 template <typename T>
 __device__ __forceinline__ void prepare_gates(const recurrence_args &a, int token, bool chunked,
                                               int lane)
@@ -170,7 +154,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
     float scale = !a.delta ? 0.0f : is_q ? query_scale(a) : is_k ? 1.0f : 0.0f;
     int end = min(rows, (int)(blockIdx.y + 1) * each);
     for (int token = blockIdx.y * each, stop; token < end; token = stop) {
-        int seq = sequence_of(s, token, n_seqs);
+        int seq = sequence_of(s, token, 0, n_seqs);
         stop = min(end, max(s.q_start[seq + 1], token + 1));
         while (goes_on(s, seq)) {
             seq--;
