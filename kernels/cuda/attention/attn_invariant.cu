@@ -9,51 +9,10 @@
  * rows, and a tile that is masked for a row adds exact zeros, so both give the same
  * bits.
  */
-#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/attention/key_tiles.cuh"
 
-enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
+enum { CHUNK_WARPS = 8, FEW_PAIRS = 396 };
 static_assert(ATTN_WINDOW_ALIGN % KEY_TILE == 0, "tiles begin behind freed blocks");
-
-template <typename T, int D, int N = 1> struct invariant_layout {
-    static constexpr int STAGES = N; /* shared-memory stages */
-    static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
-    static constexpr int STAGE = 2 * KV + 2 * KEY_TILE * 4; /* keys, values, their scales */
-    static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
-};
-
-/* Loads tokens [token, token + 64), as far as they lie before `end`. Called by one
- * warp. */
-template <typename T, int D>
-__device__ __forceinline__ void load_tile(const attn_args &a, int kv_head, const int32_t *table,
-                                          int token, int end, uint32_t to, uint32_t bar, int lane)
-{
-    int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
-    int64_t head = a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
-    const T *head_base = (const T *)a.kv.base + head;
-    bool narrow = kv_narrow(a.kv);
-
-    if (BULK_COPY && lane == 0 && !narrow) {
-        barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
-    }
-    __syncwarp();
-    char *tile = (char *)__cvta_shared_to_generic(to);
-    for (int c = 0; c < chunks; c++) {
-        int t = token + c * 16, block0 = table[t / bs];
-        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
-        if (narrow) {
-            widen_tokens<T, D, KEY_TILE>(a.kv, (const uint8_t *)a.kv.base + head, block0, block1, t,
-                                         tile, (float *)(tile + 2 * KEY_TILE * D * sizeof(T)),
-                                         c * 16, lane);
-            continue;
-        }
-        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
-                                   bar, lane);
-    }
-    __syncwarp();
-    if (BULK_COPY && lane == 0 && narrow) {
-        barrier_arrive(bar);
-    }
-}
 
 /* One warp's 16 rows: queries, output, running maxima, this lane's share of the sums,
  * positions. */
@@ -74,22 +33,7 @@ __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, ui
     const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * scale_of_keys(a);
     float sc[ST][4];
 
-#pragma unroll
-    for (int i = 0; i < ST; i++) {
-        sc[i][0] = sc[i][1] = sc[i][2] = sc[i][3] = 0.0f;
-    }
-    int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
-#pragma unroll
-        for (int i = 0; i < ST / 2; i++) {
-            uint32_t b[4];
-            ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
-            mma16816<T>(sc[2 * i], w.q[k], b[0], b[1]);
-            mma16816<T>(sc[2 * i + 1], w.q[k], b[2], b[3]);
-        }
-    }
+    scores_of<T, D>(sc, w.q, keys, lane);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int position = w.position[h];
@@ -134,21 +78,7 @@ __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, ui
             w.o[i][h * 2 + 1] *= keep;
         }
     }
-    int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
-#pragma unroll
-    for (int k = 0; k < KEY_TILE / 16; k++) {
-        uint32_t pf[4] = {pack2<T>(sc[2 * k][0], sc[2 * k][1]),
-                          pack2<T>(sc[2 * k][2], sc[2 * k][3]),
-                          pack2<T>(sc[2 * k + 1][0], sc[2 * k + 1][1]),
-                          pack2<T>(sc[2 * k + 1][2], sc[2 * k + 1][3])};
-#pragma unroll
-        for (int i = 0; i < NT / 2; i++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
-            mma16816<T>(w.o[2 * i], pf, b[0], b[1]);
-            mma16816<T>(w.o[2 * i + 1], pf, b[2], b[3]);
-        }
-    }
+    add_values<T, D>(w.o, sc, values, lane);
 }
 
 /* WARPS warps of 16 rows each. SINGLE: grid (head tile, sequence), rows are query heads
@@ -157,7 +87,7 @@ template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32)
     attn_invariant_kernel(attn_args a, step_arrays s, const query_tile *tile)
 {
-    using L = invariant_layout<T, D, STAGES>;
+    using L = key_ring<T, D, STAGES>;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
     uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
@@ -284,14 +214,14 @@ static void invariant_launch(const attn_args *a, const step_arrays *s, const que
                              dim3 grid, cudaStream_t stream)
 {
     launch(attn_invariant_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32),
-           invariant_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
+           key_ring<T, D, STAGES>::BYTES, stream, *a, *s, tile);
 }
 
 /* All kernels fit or none is used: decode and prefill give the same bits only if the
  * same arithmetic serves both. */
 template <typename T, int D> static bool invariant_fits(void)
 {
-    constexpr int one = invariant_layout<T, D, 1>::BYTES, two = invariant_layout<T, D, 2>::BYTES;
+    constexpr int one = key_ring<T, D, 1>::BYTES, two = key_ring<T, D, 2>::BYTES;
 
     return allow_shared(attn_invariant_kernel<T, D, 1, true, 1>, one) &&
            allow_shared(attn_invariant_kernel<T, D, 1, true, 2>, two) &&

@@ -7,56 +7,17 @@
  * blocks. A chunk of a prompt, a prefix hit and a whole prompt are one case: the
  * queries are the last ones of their sequence. Tiles are scheduled longest first.
  */
-#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/attention/key_tiles.cuh"
 
-enum { PREFILL_WARPS = 8, KEY_TILE = 64 };
+enum { PREFILL_WARPS = 8 };
 
-template <typename T, int D> struct prefill_layout {
-    static constexpr int STAGES = D <= 128 ? 2 : 1;
-    static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
-    static constexpr int STAGE = 2 * KV + 2 * KEY_TILE * 4; /* keys, values, their scales */
-    static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
-};
-
-/* Loads tokens [token, token + 64), as far as they lie before `end`. Called by one
- * warp. */
-template <typename T, int D>
-__device__ __forceinline__ void load_tile(const attn_args &a, int kv_head, const int32_t *table,
-                                          int token, int end, uint32_t to, uint32_t bar, int lane)
-{
-    int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
-    int64_t head = a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
-    const T *head_base = (const T *)a.kv.base + head;
-    bool narrow = kv_narrow(a.kv);
-
-    if (BULK_COPY && lane == 0 && !narrow) {
-        barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
-    }
-    __syncwarp();
-    char *tile = (char *)__cvta_shared_to_generic(to);
-    for (int c = 0; c < chunks; c++) {
-        int t = token + c * 16, block0 = table[t / bs];
-        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
-        if (narrow) {
-            widen_tokens<T, D, KEY_TILE>(a.kv, (const uint8_t *)a.kv.base + head, block0, block1, t,
-                                         tile, (float *)(tile + 2 * KEY_TILE * D * sizeof(T)),
-                                         c * 16, lane);
-            continue;
-        }
-        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
-                                   bar, lane);
-    }
-    __syncwarp();
-    if (BULK_COPY && lane == 0 && narrow) {
-        barrier_arrive(bar);
-    }
-}
+template <typename T, int D> using prefill_ring = key_ring<T, D, D <= 128 ? 2 : 1>;
 
 template <typename T, int D>
 __global__ void __launch_bounds__(PREFILL_WARPS * 32)
     attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
 {
-    using L = prefill_layout<T, D>;
+    using L = prefill_ring<T, D>;
     constexpr int NT = D / 8, ST = KEY_TILE / 8;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
@@ -128,22 +89,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         }
         const float *scales = (const float *)(shared + stage * L::STAGE + 2 * L::KV) + t4 * 2;
         float sc[ST][4];
-#pragma unroll
-        for (int i = 0; i < ST; i++) {
-            sc[i][0] = sc[i][1] = sc[i][2] = sc[i][3] = 0.0f;
-        }
-        int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
-#pragma unroll
-            for (int i = 0; i < ST / 2; i++) {
-                uint32_t b[4];
-                ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
-                mma16816<T>(sc[2 * i], qf[k], b[0], b[1]);
-                mma16816<T>(sc[2 * i + 1], qf[k], b[2], b[3]);
-            }
-        }
+        scores_of<T, D>(sc, qf, keys, lane);
         int warp_first = row0 + warp * 16 + shift;
         bool edge = token + KEY_TILE - 1 > warp_first ||
                     (a.window > 0 && token <= warp_first + 15 - a.window);
@@ -192,21 +138,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
                 o[i][h * 2 + 1] *= keep;
             }
         }
-        int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
-#pragma unroll
-        for (int k = 0; k < KEY_TILE / 16; k++) {
-            uint32_t pf[4] = {pack2<T>(sc[2 * k][0], sc[2 * k][1]),
-                              pack2<T>(sc[2 * k][2], sc[2 * k][3]),
-                              pack2<T>(sc[2 * k + 1][0], sc[2 * k + 1][1]),
-                              pack2<T>(sc[2 * k + 1][2], sc[2 * k + 1][3])};
-#pragma unroll
-            for (int i = 0; i < NT / 2; i++) {
-                uint32_t b[4];
-                ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
-                mma16816<T>(o[2 * i], pf, b[0], b[1]);
-                mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
-            }
-        }
+        add_values<T, D>(o, sc, values, lane);
         __syncthreads(); /* all warps are done with this stage */
         if (warp == 0) {
             int ahead = n + L::STAGES;
@@ -238,7 +170,7 @@ static bool prefill_launch(const attn_args *a, const step_arrays *s, const query
                            int32_t n, cudaStream_t stream)
 {
     static bool ready;
-    constexpr int bytes = prefill_layout<T, D>::BYTES;
+    constexpr int bytes = prefill_ring<T, D>::BYTES;
     auto kernel = attn_prefill_kernel<T, D>;
 
     ready = ready || allow_shared(kernel, bytes);
