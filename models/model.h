@@ -304,6 +304,7 @@ struct architecture {
     bool qk_norm;                    /* q and k are normed per head */
     int32_t sliding_window;          /* default; 0: none */
     bool window_switch;              /* the window counts only with use_sliding_window */
+    bool window_listed;              /* or only in layers that layer_types names */
     int32_t window_pattern;          /* every so many layers one has no window; 0: no pattern */
     bool full_layers_first;          /* of so many layers that is the first, else the last */
     double window_theta;             /* default of windowed layers; 0: as the others */

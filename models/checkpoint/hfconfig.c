@@ -392,6 +392,7 @@ static bool read_rope(struct json *j, const char *key, struct raw_config *raw)
     if (json_peek(j) != JSON_OBJECT) {
         return wrong_type(j, key, "an object");
     }
+    raw->rope_given = true;
     json_enter_object(j);
     while (json_next_member(j)) {
         const struct field *f = find_field(ROPE_FIELDS, j->key);
@@ -707,6 +708,7 @@ static const struct text_member {
     {key, called, offsetof(struct raw_config, member), sizeof(((struct raw_config *)0)->member), \
      other_types}
     TEXT("mlp_hidden_act", "mlp_hidden_act", mlp_act, false),
+    TEXT("mamba_hidden_act", "mamba_hidden_act", state_act, false),
     TEXT("model_type", "model_type", type, true),
     TEXT("use_bidirectional_attention", "use_bidirectional_attention", both_ways, true),
     TEXT("scoring_func", "scoring_func", scoring, false),
@@ -757,6 +759,10 @@ static bool read_plain(struct json *j, const struct field *f, struct raw_config 
     }
     raw->window_is_null |= json_peek(j) == JSON_NULL && strcmp(f->key, "sliding_window") == 0;
     raw->chunk_is_null |= json_peek(j) == JSON_NULL && strcmp(f->key, "attention_chunk_size") == 0;
+    if (json_peek(j) == JSON_NULL && (f->offset == offsetof(struct raw_config, attn_softcap) ||
+                                      f->offset == offsetof(struct raw_config, final_softcap))) {
+        *(double *)((char *)raw + f->offset) = 0; /* none, whatever the default is */
+    }
     return read_field(j, f, raw);
 }
 
@@ -863,6 +869,55 @@ static void take_text_config(struct raw_config *raw)
     raw->text = NULL;
     raw->text_found = true;
     free(text);
+}
+
+/* Take what *from has for the fields of a table that are absent in *raw. */
+static void fill_absent(struct raw_config *raw, const struct raw_config *from,
+                        const struct field *table)
+{
+    for (const struct field *f = table; f->key; f++) {
+        void *to = (char *)raw + f->offset;
+        const void *at = (const char *)from + f->offset;
+        if (f->kind == FIELD_INT && *(int32_t *)to < 0) {
+            *(int32_t *)to = *(const int32_t *)at;
+        } else if (f->kind == FIELD_REAL && isnan(*(double *)to)) {
+            *(double *)to = *(const double *)at;
+        } else if (f->kind == FIELD_BOOL && *(int8_t *)to < 0) {
+            *(int8_t *)to = *(const int8_t *)at;
+        }
+    }
+}
+
+/* Fill what raw_left_out says; the rotation as a whole, or not. */
+static int fill_left_out(struct raw_config *raw, struct err *e)
+{
+    const char *members = raw_left_out(raw);
+    struct raw_config *from;
+    struct json j;
+
+    if (!members) {
+        return 0;
+    }
+    from = malloc(sizeof(*from));
+    if (!from) {
+        return err_nomem(e, CONFIG);
+    }
+    raw_init(from);
+    json_init(&j, members, strlen(members), CONFIG, e);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        read_member(&j, from);
+    }
+    fill_absent(raw, from, FIELDS);
+    if (!raw->rope_given) {
+        double theta = raw->theta;
+        fill_absent(raw, from, ROPE_FIELDS);
+        memcpy(raw->rope_type, from->rope_type, sizeof(raw->rope_type));
+        raw->window_theta = isnan(raw->window_theta) ? from->window_theta : raw->window_theta;
+        raw->rope_theta = isnan(theta) ? raw->rope_theta : theta;
+    }
+    free(from);
+    return json_finish(&j) ? 0 : ERR_INVALID;
 }
 
 static int set_dtype(struct model_config *c, const char *name, struct err *e)
@@ -997,6 +1052,7 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
         snprintf(raw->architecture, sizeof(raw->architecture), "LlamaForCausalLM");
     }
     int rc = raw_config_unwrap(raw, e);
+    rc = rc ? rc : fill_left_out(raw, e);
     rc = rc ? rc : raw_config_derive(c, raw, e);
     rc = rc ? rc : raw_eagle_derive(c, &raw->eagle, e);
     return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;

@@ -317,6 +317,7 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
     bool recurrent = a->delta || a->ssd || a->conv || a->scan;
+    bool activated = a->delta || a->ssd || a->scan; /* its convolutions, by hidden_act */
 
     for (int32_t i = 0; i < r->n_layer_types; i++) {
         if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
@@ -327,6 +328,12 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     }
     if (!recurrent) {
         return 0;
+    }
+    if (activated &&
+        (a->nemotron ? *r->state_act && strcmp(r->state_act, "silu") != 0 : c->act != ACT_SILU)) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s is '%s', allowed in recurrent layers is silu",
+                       CONFIG, a->nemotron ? "mamba_hidden_act" : "hidden_act",
+                       a->nemotron ? r->state_act : r->act);
     }
     if (a->scan) {
         return raw_jamba_derive(c, r, e);
@@ -439,7 +446,7 @@ static int set_window(struct model_config *c, const struct raw_config *r,
     int32_t pattern = r->window_pattern > 0 ? r->window_pattern : a->window_pattern;
     for (int32_t i = 0; i < c->n_layers; i++) {
         int32_t place = a->full_layers_first ? i : i + 1;
-        bool usual = a->window_pattern > 0 ? place % pattern != 0 : i >= from;
+        bool usual = a->window_pattern > 0 ? place % pattern != 0 : i >= from && !a->window_listed;
         c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
         c->unrotated[i] = a->windows_rotate && !c->windowed[i];
         if (c->windowed[i]) {
@@ -601,19 +608,20 @@ static void set_rope_scaling(struct model_config *c, const struct raw_config *r)
 }
 
 /* How many positions the rotation reaches, into max_positions. */
-static void set_rope_reach(struct model_config *c, bool latent)
+static void set_rope_reach(struct model_config *c, const struct architecture *a)
 {
     struct rope_config *rope = &c->rope;
     /* With linear and dynamic scaling max_position_embeddings is the context before
-     * scaling; with the other kinds it is the longest context. */
+     * scaling; with the other kinds, and in Gemma-3, it is the longest context. */
     double reach = c->max_positions;
+    bool scaled = a->gemma && a->window_theta > 0;
 
-    if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
+    if ((rope->kind == ROPE_LINEAR && !scaled) || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
     } else if (rope->kind == ROPE_YARN) {
         reach = MAX(reach, rope->original_positions * rope->factor);
     }
-    if (rope->query_beta > 0 && latent) { /* whose queries get no factor here */
+    if (rope->query_beta > 0 && a->latent) { /* whose queries get no factor here */
         reach = MIN(reach, rope->original_positions);
         rope->query_beta = 0;
     }
@@ -636,7 +644,7 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     }
     set_rope_dim(c, r, a);
     set_rope_scaling(c, r);
-    set_rope_reach(c, a->latent);
+    set_rope_reach(c, a);
     return check_rope(c, r, e);
 }
 

@@ -18,6 +18,9 @@ struct raw_eagle {
     const char *unknown;         /* a member that is set and changes what it computes; or NULL */
 };
 
+/* The model_type in what the GGUF reader writes as config.json. */
+#define RAW_TYPE_GGUF "gguf"
+
 /* The values of config.json under the keys in hfconfig.c's tables. A key that is absent
  * or null leaves -1 in a number or flag, NAN in a real and "" in a text. */
 struct raw_config {
@@ -26,6 +29,7 @@ struct raw_config {
     char scoring[16], choice[24]; /* scoring_func, topk_method: of experts */
     char both_ways[16];           /* use_bidirectional_attention */
     char mlp_act[32];             /* mlp_hidden_act */
+    char state_act[32];           /* mamba_hidden_act */
     char type[32];                /* model_type */
 
     /* Sizes, as in struct model_config; window is sliding_window. */
@@ -126,6 +130,7 @@ struct raw_config {
 
     struct raw_eagle eagle;
 
+    bool rope_given;     /* there is rope_parameters or rope_scaling */
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
     bool chunk_is_null;  /* likewise attention_chunk_size */
     bool untuned;        /* attn_temperature_tuning is false */
@@ -188,6 +193,10 @@ int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct e
 /* hfconfig_wrapped.c: where config.json names a wrapper, put the architecture of its
  * text model and the sizes that text_config leaves out in their place. */
 int raw_config_unwrap(struct raw_config *raw, struct err *e);
+
+/* hfconfig_left_out.c: members of config.json that transformers has by default for this
+ * model, as the text of an object; NULL: none but those that raw_config_derive knows. */
+const char *raw_left_out(const struct raw_config *raw);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
  * architecture's defaults, and what is computed from them. */

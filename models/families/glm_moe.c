@@ -106,7 +106,7 @@ const struct model_family ling_family = {.architectures = LING,
 
 #define EXAONE_MOE(arch)                                                                          \
     .name = (arch), .models = "K-EXAONE", .norm = NORM_RMS, .norm_eps = 1e-5f, .act = ACT_SILU,   \
-    .rope_theta = 1e6, .qk_norm = true, .sliding_window = 4096, .window_pattern = 4,              \
+    .rope_theta = 10000, .qk_norm = true, .sliding_window = 4096, .window_pattern = 4,            \
     .windows_rotate = true, .experts = true, .normalises_experts = true, .sigmoid_experts = true, \
     .dense_layers = 1, .n_shared = 1
 

@@ -265,7 +265,8 @@ static void put_config(struct gguf_writer *w)
     int64_t value = 0;
     double real = 0;
 
-    buf_printf(&w->out, "{\"architectures\":[\"%s\"]", w->family->name);
+    buf_printf(&w->out, "{\"architectures\":[\"%s\"],\"model_type\":\"" RAW_TYPE_GGUF "\"",
+               w->family->name);
     for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
         if (take_int(w, gguf_config_key(w, INTS[i].gguf, key, sizeof(key)), &value)) {
             buf_printf(&w->out, ",\"%s\":%lld", INTS[i].json, (long long)value);

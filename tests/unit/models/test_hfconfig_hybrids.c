@@ -69,6 +69,8 @@ static void nemotrons_that_cannot_be_are_refused(void **state)
            "n_routed_experts is missing");
     refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-*\",\"mlp_hidden_act\":\"silu\"}",
            ERR_UNSUPPORTED, "mlp_hidden_act is 'silu'");
+    refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-*\",\"mamba_hidden_act\":\"gelu\"}",
+           ERR_UNSUPPORTED, "mamba_hidden_act is 'gelu', allowed in recurrent layers is silu");
     refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-*\",\"mamba_proj_bias\":true}",
            ERR_UNSUPPORTED, "biases of linear layers");
     refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"hidden_size\":64,"
@@ -112,6 +114,8 @@ static void falcon_h1_half_a_billion(void **state)
     refuse("{" FALCON ",\"ssm_multipliers\":[1,1,1,1,0]}", ERR_INVALID, "is not from");
     refuse("{" FALCON ",\"ssm_multipliers\":\"x\"}", ERR_INVALID, "must be a list of numbers");
     refuse("{" FALCON ",\"mamba_proj_bias\":true}", ERR_UNSUPPORTED, "biases of linear layers");
+    refuse("{" FALCON ",\"activation_function\":\"gelu\"}", ERR_UNSUPPORTED,
+           "hidden_act is 'gelu', allowed in recurrent layers is silu");
 }
 
 #define JAMBA                                                                           \
