@@ -532,6 +532,25 @@ static int derive(struct raw_quant *r, struct quant_config *ret, struct err *e)
     }
 }
 
+/* Read the object named `key` among the members of one that was entered; with `in_text`
+ * among those of its text_config. */
+static void read_keyed(struct json *j, const char *key, bool in_text, struct raw_quant *r,
+                       bool *ret_found)
+{
+    while (json_next_member(j)) {
+        bool text = json_key_is(j, "text_config") || json_key_is(j, "llm_config");
+        if (in_text && text && json_peek(j) == JSON_OBJECT) {
+            json_enter_object(j);
+            read_keyed(j, key, false, r, ret_found);
+        } else if (!in_text && json_key_is(j, key) && !*ret_found && json_peek(j) != JSON_NULL) {
+            *ret_found = true;
+            read_object(j, r);
+        } else {
+            json_skip(j);
+        }
+    }
+}
+
 /* Both passes over the object named `key` of a JSON text. */
 static int parse(struct quant_config *ret, bool *ret_found, const char *file, const char *key,
                  const char *method, const char *text, size_t len, struct err *e)
@@ -540,22 +559,18 @@ static int parse(struct quant_config *ret, bool *ret_found, const char *file, co
     struct raw_quant *r = calloc(1, sizeof(*r));
     struct quant_config q = {0};
     bool found = false;
+    int rc = 0;
 
     if (!r) {
         return err_nomem(e, KEY);
     }
     strcpy(r->method, method);
-    json_init(&j, text, len, file, e);
-    json_enter_object(&j);
-    while (json_next_member(&j)) {
-        if (json_key_is(&j, key) && !found && json_peek(&j) != JSON_NULL) {
-            found = true;
-            read_object(&j, r);
-        } else {
-            json_skip(&j);
-        }
+    for (int32_t in_text = 0; in_text < 2 && !found && rc == 0; in_text++) {
+        json_init(&j, text, len, file, e);
+        json_enter_object(&j);
+        read_keyed(&j, key, in_text, r, &found);
+        rc = json_finish(&j) ? 0 : ERR_INVALID;
     }
-    int rc = json_finish(&j) ? 0 : ERR_INVALID;
     if (rc == 0 && found && derive(r, &q, e) < 0) {
         rc = err_prefix(e, "%s", file);
     }

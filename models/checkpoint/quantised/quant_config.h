@@ -52,8 +52,8 @@ struct quant_config {
     bool stores_less_one;       /* GPTQ, first version: zero points are stored minus 1 */
 };
 
-/* Read `text`, a config.json; *ret_found: it has a quantization_config. Without one
- * *ret is empty. The caller releases *ret after success. */
+/* Read `text`, a config.json; *ret_found: it has a quantization_config, or its
+ * text_config does. Without one *ret is empty. The caller releases *ret after success. */
 int quant_config_parse(struct quant_config *ret, bool *ret_found, const char *text, size_t len,
                        struct err *e);
 /* The same of ModelOpt's hf_quant_config.json. */

@@ -328,8 +328,8 @@ static bool ends_with(const char *name, const char *end)
 /* Scales of the key/value cache and of what is not quantised here. */
 static void set_cache_scales_aside(struct checkpoint *c)
 {
-    static const char *const ENDS[] = {".k_scale", ".v_scale", ".q_scale", ".prob_scale",
-                                       ".output_scale"};
+    static const char *const ENDS[] = {".k_scale", ".v_scale",    ".kv_scale",
+                                       ".q_scale", ".prob_scale", ".output_scale"};
 
     for (int32_t i = 0; i < c->n_tensors; i++) {
         for (size_t k = 0; k < ARRAY_LEN(ENDS); k++) {

@@ -1,6 +1,7 @@
 /* The scales of an fp8 key/value cache that a checkpoint brings: one for the keys and
  * one for the values of each layer, as compressed-tensors (self_attn.k_scale), vLLM
- * (self_attn.attn.k_scale) and ModelOpt (self_attn.k_proj.k_scale) name them. */
+ * (self_attn.attn.k_scale) and ModelOpt (k_proj.k_scale, or qkv_proj.k_scale) name them.
+ * Files of early fp8 models have one for both, self_attn.kv_scale. */
 #include <math.h>
 #include <string.h>
 
@@ -66,12 +67,14 @@ static int read_scale(const struct model *m, const char *const *names, size_t n,
 
 int load_cache_scales(struct model *m, struct err *e)
 {
-    static const char *const KEYS[] = {"model.layers.%d.self_attn.k_scale",
-                                       "model.layers.%d.self_attn.attn.k_scale",
-                                       "model.layers.%d.self_attn.k_proj.k_scale"},
-                             *const VALUES[] = {"model.layers.%d.self_attn.v_scale",
-                                                "model.layers.%d.self_attn.attn.v_scale",
-                                                "model.layers.%d.self_attn.v_proj.v_scale"};
+    static const char *const KEYS[] = {
+        "model.layers.%d.self_attn.k_scale",        "model.layers.%d.self_attn.attn.k_scale",
+        "model.layers.%d.self_attn.k_proj.k_scale", "model.layers.%d.self_attn.qkv_proj.k_scale",
+        "backbone.layers.%d.mixer.k_proj.k_scale",  "model.layers.%d.self_attn.kv_scale"};
+    static const char *const VALUES[] = {
+        "model.layers.%d.self_attn.v_scale",        "model.layers.%d.self_attn.attn.v_scale",
+        "model.layers.%d.self_attn.v_proj.v_scale", "model.layers.%d.self_attn.qkv_proj.v_scale",
+        "backbone.layers.%d.mixer.v_proj.v_scale",  "model.layers.%d.self_attn.kv_scale"};
     struct transformer *t = m->weights;
     int rc = 0;
 

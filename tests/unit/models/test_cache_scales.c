@@ -60,6 +60,24 @@ static void each_layer_gets_its_own_under_any_of_the_names(void **state)
     assert_true(layer[1].attention.v_scale == 0.5f);
 }
 
+static void fused_and_older_files_have_other_names(void **state)
+{
+    (void)state;
+    struct layer layer[LAYERS];
+    struct err e = {0};
+    static const float data[] = {0.5f, 0.25f, 2, 4};
+    static const char header[] =
+        "{" TENSOR("model.layers.3.self_attn.kv_scale", "F32", "[]", 0, 4) "," TENSOR(
+            "model.layers.4.self_attn.qkv_proj.k_scale", "F32", "[]", 4,
+            8) "," TENSOR("backbone.layers.4.mixer.v_proj.v_scale", "F32", "[]", 8,
+                          12) "," TENSOR("backbone.layers.3.mixer.k_proj.k_scale", "F32", "[]", 12,
+                                         16) "}";
+
+    assert_int_equal(scales_of(header, data, sizeof(data), layer, &e), 0);
+    assert_true(layer[0].attention.v_scale == 0.5f && layer[0].attention.k_scale == 4);
+    assert_true(layer[1].attention.k_scale == 0.25f && layer[1].attention.v_scale == 2);
+}
+
 static void scales_that_are_no_positive_number_are_refused_by_name(void **state)
 {
     (void)state;
@@ -87,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_layer_gets_its_own_under_any_of_the_names),
+        cmocka_unit_test(fused_and_older_files_have_other_names),
         cmocka_unit_test(scales_that_are_no_positive_number_are_refused_by_name),
     };
 

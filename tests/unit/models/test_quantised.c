@@ -290,6 +290,36 @@ static void groups_are_chosen_by_name_then_by_class(void **state)
     quant_config_release(&q);
 }
 
+/* As Kimi-K2.5's has it; that of the whole counts first. */
+static void a_text_part_may_have_the_configuration(void **state)
+{
+    (void)state;
+    static const char INNER[] =
+        "\"text_config\":{\"hidden_size\":8,\"quantization_config\":" FP8 "}",
+                      OUTER[] = "\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,"
+                                "\"group_size\":32}";
+    const struct {
+        const char *first, *second;
+        enum quant_method want;
+    } cases[] = {{INNER, "\"quantization_config\":null", QUANT_FP8},
+                 {"\"a\":1", INNER, QUANT_FP8},
+                 {INNER, OUTER, QUANT_AWQ},
+                 {OUTER, INNER, QUANT_AWQ}};
+    struct quant_config q;
+    bool found;
+    struct err e;
+
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char text[512];
+        snprintf(text, sizeof(text), "{%s,%s}", cases[i].first, cases[i].second);
+        assert_int_equal(quant_config_parse(&q, &found, text, strlen(text), &e), 0);
+        assert_true(found && q.method == cases[i].want);
+        quant_config_release(&q);
+    }
+    assert_int_equal(quant_config_parse(&q, &found, "{\"text_config\":{}}", 18, &e), 0);
+    assert_false(found);
+}
+
 static void patterns_of_any_cost_end(void **state)
 {
     (void)state;
@@ -550,6 +580,7 @@ int main(void)
         cmocka_unit_test(values_are_those_of_the_formats_own_decoders),
         cmocka_unit_test(configurations_are_checked),
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
+        cmocka_unit_test(a_text_part_may_have_the_configuration),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
         cmocka_unit_test(codes_that_are_nan_are_refused_by_row_and_column),
