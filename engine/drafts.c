@@ -59,10 +59,9 @@ static int check_vocabulary(const struct engine *e, const struct settings *s,
     if (rc < 0) {
         return rc;
     }
-    rc = compare_tokens(e->tokenizer, t, err);
-    if (rc == 0 && draft->vocab < tokenizer_vocab_size(t)) {
-        rc = refuse(err, "its tokenizer has more tokens than its logits");
-    }
+    int32_t n;
+    rc = tokenizer_limit(t, draft->vocab, &n, err);
+    rc = rc < 0 ? rc : compare_tokens(e->tokenizer, t, err);
     tokenizer_free(t);
     return rc;
 }

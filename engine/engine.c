@@ -44,15 +44,14 @@ static int open_tokenizer(struct engine *e, const struct settings *s, const stru
         !model_file_exists(e->model_path, "tokenizer.json")) {
         return tokenizer_open_dummy(&e->tokenizer, c->vocab, err);
     }
+    int32_t n = 0;
     int rc = tokenizer_open(&e->tokenizer, e->model_path, err);
-    int32_t n = rc == 0 ? tokenizer_vocab_size(e->tokenizer) : 0;
-    if (n <= c->vocab) {
-        return rc;
+    rc = rc < 0 ? rc : tokenizer_limit(e->tokenizer, c->vocab, &n, err);
+    if (rc == 0 && n > 0) {
+        log_event(LOG_WARN, "added tokens without logits are taken for text", LOG_I64("tokens", n),
+                  LOG_I64("vocab_size", c->vocab));
     }
-    return err_set(err, ERR_INVALID,
-                   "the tokenizer has ids up to %d, the model's logits end at vocab_size %d: they "
-                   "do not belong together",
-                   n - 1, c->vocab);
+    return rc;
 }
 
 /* An explicit load_format must match the files. */

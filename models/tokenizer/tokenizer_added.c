@@ -190,3 +190,57 @@ int added_finish(struct tokenizer *t, struct err *e)
     pcre2_match_context_free(enc.limits);
     return ret;
 }
+
+/* Whether texts get one of the ids from n on without an added token's text. */
+static bool is_given(const struct tokenizer *t, int32_t n)
+{
+    const struct bpe *bpe = &t->bpe;
+    bool given =
+        t->bos >= n || t->eos >= n || bpe->unk >= n || t->unigram.unk >= n || t->unigram.n > n;
+
+    for (int32_t i = 0; i < t->n_prefix; i++) {
+        given = given || t->prefix[i] >= n;
+    }
+    for (int32_t i = 0; i < t->n_suffix; i++) {
+        given = given || t->suffix[i] >= n;
+    }
+    for (int32_t i = 0; i < 256 && t->model == MODEL_BPE; i++) {
+        given = given || bpe->byte_id[i] >= n || (i < 128 && bpe->ascii_id[i] >= n);
+    }
+    for (uint32_t i = 0; bpe->slot && i <= bpe->mask; i++) {
+        given = given || (bpe->slot[i].rank >= 0 && bpe->slot[i].id >= n);
+    }
+    return given;
+}
+
+static void trie_cut(const struct tokenizer *t, struct trie *tr, int32_t n)
+{
+    for (int32_t i = 0; i < tr->n; i++) {
+        int32_t token = tr->node[i].token;
+        tr->node[i].token = token >= 0 && t->added[token].id >= n ? -1 : token;
+    }
+}
+
+int tokenizer_limit(struct tokenizer *t, int32_t vocab, int32_t *ret_n, struct err *e)
+{
+    bool fits = !is_given(t, vocab);
+
+    *ret_n = 0;
+    for (int32_t id = vocab; id < t->n_vocab; id++) {
+        uint8_t flags = t->token[id].flags;
+        fits = fits && (!(flags & TOKEN_DEFINED) || (flags & TOKEN_ADDED));
+        *ret_n += (flags & TOKEN_DEFINED) != 0;
+    }
+    if (!fits) {
+        return err_set(e, ERR_INVALID,
+                       "the tokenizer has ids up to %d, the model's logits end at vocab_size %d: "
+                       "they do not belong together",
+                       t->n_vocab - 1, vocab);
+    }
+    if (vocab >= t->n_vocab) {
+        return 0;
+    }
+    trie_cut(t, &t->raw, vocab);
+    trie_cut(t, &t->normalized, vocab);
+    return vocab_cut(t, vocab) < 0 ? err_nomem(e, "the vocabulary") : 0;
+}

@@ -233,6 +233,8 @@ int vocab_reserve_ids(struct tokenizer *t, int32_t n, struct err *e);
 /* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or
  * the text has another id. */
 int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, struct err *e);
+/* Only ids below `n` are there from now on. ERR_NOMEM: the map is broken. */
+int vocab_cut(struct tokenizer *t, int32_t n);
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len);
 /* Size the map for `n` tokens at once. */
 int vocab_reserve(struct tokenizer *t, size_t n);

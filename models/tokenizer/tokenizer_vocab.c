@@ -49,6 +49,18 @@ int vocab_reserve(struct tokenizer *t, size_t n)
     return t->map.slot && cap == t->map.mask + 1 ? 0 : map_resize(&t->map, cap);
 }
 
+int vocab_cut(struct tokenizer *t, int32_t n)
+{
+    for (uint32_t i = 0; t->map.slot && i <= t->map.mask; i++) {
+        if (t->map.slot[i].id >= n) {
+            t->map.slot[i].id = -1;
+            t->map.n--;
+        }
+    }
+    t->n_vocab = MIN(t->n_vocab, n);
+    return t->map.slot ? map_resize(&t->map, t->map.mask + 1) : 0;
+}
+
 bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t len)
 {
     const struct token *k = &t->token[id];

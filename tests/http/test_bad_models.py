@@ -17,12 +17,16 @@ def write(path, data):
         f.write(data.encode() if isinstance(data, str) else data)
 
 
-def config(**more):
+def changed(name, **more):
     def change(d):
-        with open(d / "config.json") as f:
+        with open(d / name) as f:
             c = json.load(f)
-        write(d / "config.json", json.dumps({**c, **more}))
+        write(d / name, json.dumps({**c, **more}))
     return change
+
+
+def config(**more):
+    return changed("config.json", **more)
 
 
 def tokenizer(edit):
@@ -88,6 +92,9 @@ def lying(head):
     head["model.norm.weight"]["shape"] = [1 << 62, 4]
 
 
+# An id behind the last one that the model has logits for.
+EXTRA = {"id": 4096, "content": "<extra>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False}
 CASES = {
     "no config": (lambda d: os.unlink(d / "config.json"), "config.json"),
     "config cut": (cut("config.json", 0.5), "config.json"),
@@ -129,9 +136,9 @@ CASES = {
     "tokenizer cut": (cut("tokenizer.json", 0.9), "tokenizer.json"),
     "tokenizer of nesting": (replaced("tokenizer.json", '{"model":' * 100000), "tokenizer.json"),
     "a merge out of the vocabulary": (tokenizer(lambda t: t["model"]["merges"].append(["Ġqu", "ireless"])), "merge"),
-    "a token out of the logits": (tokenizer(lambda t: t["added_tokens"].append(
-        {"id": 4096, "content": "<extra>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False})), "ids up to 4096"),
+    "a token out of the logits": (tokenizer(lambda t: t["model"]["vocab"].update(quireless=4096)), "ids up to 4096"),
+    "an end of text out of the tokenizer's logits": (both(tokenizer(lambda t: t["added_tokens"].append(EXTRA)),
+                                                          changed("tokenizer_config.json", eos_token="<extra>")), "ids up to 4096"),
     "an expression that is none": (tokenizer(lambda t: t.update(pre_tokenizer={
         "type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False})), "tokenizer.json"),
     "a model of another kind": (tokenizer(lambda t: t["model"].update(type="WordPiece")), "WordPiece"),
@@ -173,3 +180,16 @@ def test_what_backtracks_without_end_is_refused_by_the_request(tmp_path, start):
     answer = s.ask("POST", "/v1/completions", json={"prompt": "a" * 40 + "b", "max_tokens": 1})
     assert answer.status_code == 400 and "expression" in answer.json()["error"]["message"], answer.text
     assert s.ask("POST", "/v1/completions", json={"prompt": "hello", "max_tokens": 1}).status_code == 200
+
+
+def test_an_added_token_without_logits_is_text_like_any_other(tmp_path, start):
+    """As in Gemma-3 1B, whose tokenizer has the token of images that the larger models have."""
+    flags = ("--device", "cpu", "--kv-cache-memory", "16MiB", "--max-model-len", "128")
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    tokenizer(lambda t: t["added_tokens"].append(EXTRA))(directory)
+    servers = [start(*flags, model=model) for model in (DEMO, str(directory))]
+    body = {"prompt": "A fox <extra> said", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    want, got = (s.ask("POST", "/v1/completions", json=body).raise_for_status().json()["choices"][0] for s in servers)
+    assert got == want and max(got["prompt_token_ids"]) < 4096
+    assert '"added tokens without logits are taken for text" tokens=1' in servers[1].log

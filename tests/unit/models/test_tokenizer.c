@@ -833,6 +833,45 @@ static void runs_of_hundreds_of_spaces_are_tokens(void **state)
     }
 }
 
+/* An added token is forgotten, in any of the tries; what a word becomes is not. */
+static void added_tokens_behind_the_logits_are_text(void **state)
+{
+    (void)state;
+    static const char JSON[] =
+        "{\"added_tokens\":[{\"id\":3,\"content\":\"aa\",\"normalized\":false},"
+        "{\"id\":5,\"content\":\"ba\",\"normalized\":true},"
+        "{\"id\":4,\"content\":\"aab\",\"normalized\":false}]," MODEL "}";
+    static const struct {
+        int32_t vocab, n_forgotten, n_ids, id[4];
+    } CASES[] = {
+        {6, 0, 2, {4, 5}}, {5, 1, 3, {4, 1, 0}}, {4, 2, 4, {3, 1, 1, 0}}, {3, 3, 4, {0, 2, 1, 0}}};
+    struct err e = {0};
+    int32_t n;
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct tokenizer *t = open_text(JSON);
+        struct token_list l = {0};
+        assert_int_equal(tokenizer_limit(t, CASES[i].vocab, &n, &e), 0);
+        assert_int_equal(n, CASES[i].n_forgotten);
+        assert_int_equal(tokenizer_vocab_size(t), CASES[i].vocab);
+        assert_int_equal(tokenizer_encode(t, "aabba", 5, false, 100, &l, &e), 0);
+        assert_int_equal(l.n, CASES[i].n_ids);
+        assert_memory_equal(l.id, CASES[i].id, (size_t)l.n * sizeof(*l.id));
+        assert_int_equal(tokenizer_find(t, "ba", 2), CASES[i].vocab > 5 ? 5 : -1);
+        assert_int_equal(tokenizer_find(t, "ab", 2), 2);
+        token_list_release(&l);
+        tokenizer_free(t);
+    }
+    struct tokenizer *t = open_text(JSON);
+    assert_int_equal(tokenizer_limit(t, 2, &n, &e), ERR_INVALID);
+    assert_non_null(strstr(e.text, "ids up to 5, the model's logits end at vocab_size 2"));
+    tokenizer_free(t);
+    t = open_text("{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",3],\"cls\":"
+                  "[\"a\",0]},\"added_tokens\":[{\"id\":3,\"content\":\"x\"}]," MODEL "}");
+    assert_int_equal(tokenizer_limit(t, 3, &n, &e), ERR_INVALID);
+    tokenizer_free(t);
+}
+
 static void a_token_longer_than_any_real_one_is_refused(void **state)
 {
     struct tokenizer *t = NULL;
@@ -893,6 +932,7 @@ int main(void)
         cmocka_unit_test(a_broken_file_is_one_clear_error),
         cmocka_unit_test(every_beginning_of_a_file_is_refused),
         cmocka_unit_test(runs_of_hundreds_of_spaces_are_tokens),
+        cmocka_unit_test(added_tokens_behind_the_logits_are_text),
         cmocka_unit_test(a_token_longer_than_any_real_one_is_refused),
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(a_directory_without_a_tokenizer_is_not_found),
