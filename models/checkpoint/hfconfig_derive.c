@@ -234,6 +234,10 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
         return err_set(e, ERR_UNSUPPORTED, "%s: topk_method '%s' is not supported with %s", CONFIG,
                        r->choice, c->architecture);
     }
+    if (!grouped && !*r->choice && r->n_groups > 1 && r->top_groups < r->n_groups) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: n_group %d is not supported with %s", CONFIG,
+                       r->n_groups, c->architecture);
+    }
     if (x->n % x->n_groups != 0 || x->top_groups > x->n_groups ||
         x->n / x->n_groups * x->top_groups < x->top) {
         return err_set(e, ERR_INVALID,
@@ -508,6 +512,12 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
             e, ERR_INVALID,
             "%s: rope_parameters: high_freq_factor %g must be greater than low_freq_factor %g",
             CONFIG, rope->high_freq_factor, rope->low_freq_factor);
+    }
+    if (c->full_head_dim > 0 && rope->kind != ROPE_PROPORTIONAL) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: rope_type '%s' of full_attention is not supported with heads of two "
+                       "sizes, proportional is",
+                       CONFIG, *r->rope_type ? r->rope_type : "default");
     }
     if (rope->kind == ROPE_LONGROPE &&
         (r->n_short != rope->rot_dim / 2 || r->n_long != rope->rot_dim / 2)) {

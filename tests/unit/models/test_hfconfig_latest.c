@@ -187,6 +187,21 @@ static void lists_of_llama_4_count_and_lies_are_refused(void **state)
            ERR_UNSUPPORTED, "num_experts_per_tok is 2");
 }
 
+static void groups_and_rotations_that_are_not_computed_are_refused(void **state)
+{
+    (void)state;
+    refuse(OF("Mistral4ForCausalLM") ",\"kv_lora_rank\":12,\"qk_rope_head_dim\":8,"
+                                     "\"qk_nope_head_dim\":10,\"v_head_dim\":14,"
+                                     "\"num_experts\":8,\"num_experts_per_tok\":2,\"n_group\":2,"
+                                     "\"topk_group\":1}",
+           ERR_UNSUPPORTED, "n_group 2 is not supported");
+    refuse(OF("Gemma4ForCausalLM") ",\"head_dim\":16,\"rope_parameters\":{\"full_attention\":"
+                                   "{\"rope_type\":\"default\",\"rope_theta\":1e6}},"
+                                   "\"layer_types\":[\"sliding_attention\",\"full_attention\","
+                                   "\"sliding_attention\",\"full_attention\"]}",
+           ERR_UNSUPPORTED, "rope_type 'default' of full_attention is not supported");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -196,6 +211,7 @@ int main(void)
         cmocka_unit_test(granite_rotates_by_a_theta_of_each_layer),
         cmocka_unit_test(apertus_8b),
         cmocka_unit_test(llama_4_maverick),
+        cmocka_unit_test(groups_and_rotations_that_are_not_computed_are_refused),
         cmocka_unit_test(lists_of_llama_4_count_and_lies_are_refused),
     };
 
