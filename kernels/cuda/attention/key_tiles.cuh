@@ -1,6 +1,6 @@
 /* Tiles of 64 keys and values for attention with mma.sync: a ring of them in shared
- * memory, which one warp fills straight from the cache's blocks, and the two products of
- * a warp's 16 query rows with a tile.
+ * memory, which one warp fills straight from the cache's blocks, and the two products
+ * of a warp's 16 query rows with a tile.
  *
  * Fragments are those of mma16816, lane by lane: q [D / 16][4] and weights as its A
  * operand, scores [KEY_TILE / 8][4] and outputs [D / 8][4] as its C operand.

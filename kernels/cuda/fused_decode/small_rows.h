@@ -42,8 +42,8 @@ struct small_tile {
     int32_t width, split;
 };
 
-/* Where the results of op `p` go, [rows] at the stride, and their activation, of a gate's
- * the first half's. */
+/* Where the results of op `p` go, [rows] at the stride, and their activation, which a
+ * gate has for its first half. */
 struct small_target {
     void *out;
     int64_t stride;

@@ -11,8 +11,8 @@
 /* d: the accumulator, N / 2 registers a thread; `add` 0: it is overwritten. */
 template <int N> struct wgmma_width;
 
-/* SUMS: how many accumulators there are, N / 2, and so the number of operand A, which is
- * the next behind them; B and ADD: those of the other two. */
+/* SUMS: how many accumulators there are, N / 2, and so the number of operand A, which
+ * is the next behind them; B and ADD: those of the other two. */
 #define WGMMA_WIDTH(N, SUMS, B, ADD)                                                              \
     template <> struct wgmma_width<N> {                                                           \
         static __device__ __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b,      \
