@@ -664,6 +664,22 @@ static bool read_tuning(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* use_bidirectional_attention: a text, or true, which is as "all". */
+static bool read_both_ways(struct json *j, struct raw_config *raw)
+{
+    bool all = false;
+
+    if (json_peek(j) == JSON_STRING) {
+        return read_text(j, j->key, raw->both_ways, sizeof(raw->both_ways));
+    }
+    if (json_peek(j) != JSON_BOOL) {
+        return json_skip(j);
+    }
+    json_read_bool(j, &all);
+    snprintf(raw->both_ways, sizeof(raw->both_ways), "%s", all ? "all" : "");
+    return true;
+}
+
 static bool read_attending_layers(struct json *j, struct raw_config *raw)
 {
     raw->attention_listed = json_peek(j) != JSON_NULL;
@@ -695,6 +711,7 @@ static const struct member {
     {"attn_layer_indices", read_attending_layers, false},
     {"full_attn_idxs", read_attending_layers, false},
     {"time_step_limit", read_time_limit, false},
+    {"use_bidirectional_attention", read_both_ways, true},
     {"position_embedding_type", read_position_kind, true},
 };
 
@@ -710,7 +727,6 @@ static const struct text_member {
     TEXT("mlp_hidden_act", "mlp_hidden_act", mlp_act, false),
     TEXT("mamba_hidden_act", "mamba_hidden_act", state_act, false),
     TEXT("model_type", "model_type", type, true),
-    TEXT("use_bidirectional_attention", "use_bidirectional_attention", both_ways, true),
     TEXT("scoring_func", "scoring_func", scoring, false),
     TEXT("score_func", "score_func", scoring, false),
     TEXT("topk_method", "topk_method", choice, false),

@@ -400,10 +400,6 @@ static int set_gemma4(struct model_config *c, const struct raw_config *r, struct
         c->full_kv_heads =
             c->keys_are_values && r->full_kv_heads > 0 ? r->full_kv_heads : c->n_kv_heads;
     }
-    if (strcmp(r->both_ways, "all") == 0) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: use_bidirectional_attention 'all' is not supported",
-                       CONFIG);
-    }
     if (c->layer_input > 0 && r->layer_vocab > 0 && r->layer_vocab != c->vocab) {
         return err_set(e, ERR_UNSUPPORTED, "%s: vocab_size_per_layer_input %d is not vocab_size %d",
                        CONFIG, r->layer_vocab, c->vocab);
@@ -690,6 +686,10 @@ static int check_supported(const struct raw_config *r, const struct architecture
         return err_set(e, ERR_UNSUPPORTED, "%s: %s is not supported with %s", CONFIG,
                        r->post_norm == 0 ? "use_post_norm false" : "a residual_multiplier but 1",
                        a->name);
+    }
+    if (strcmp(r->both_ways, "all") == 0) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: use_bidirectional_attention 'all' or true is not supported", CONFIG);
     }
     if (r->shared_caches == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: use_cla true is not supported", CONFIG);

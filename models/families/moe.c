@@ -47,6 +47,7 @@ static const struct architecture QWEN[] = {
      .act = ACT_SILU,
      .rope_theta = 500000,
      .qk_norm = true,
+     .window_switch = true,
      .experts = true,
      .normalises_experts = true,
      .wrapper = true},

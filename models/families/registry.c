@@ -121,6 +121,7 @@ static int load(struct model *m, const char *dir, struct err *e)
         }
         if (rc == 0) {
             m->family = model_family_stored(m->family, m->checkpoint, &m->config);
+            m->config.tied = m->config.tied && transformer_is_tied(m->family, m->checkpoint);
             rc = transformer_check(m->family, &m->config, m->checkpoint, e);
         }
     }

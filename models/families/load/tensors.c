@@ -548,6 +548,23 @@ static bool is_of_shared_kv(const char *name, const struct model_config *c)
     return is && at && strtol(at + strlen("layers."), NULL, 10) >= c->sharing_from;
 }
 
+bool transformer_is_tied(const struct model_family *f, const struct checkpoint *c)
+{
+    const struct tensor *head = NULL, *embed = NULL;
+
+    for (const struct tensor_spec *s = f->tensors; s->name; s++) {
+        if (s->target == IN_MODEL(head) && !head) {
+            head = tensor_spec_find(s, c, (struct tensor_index){-1, -1});
+        } else if (s->target == IN_MODEL(embed) && !embed) {
+            embed = tensor_spec_find(s, c, (struct tensor_index){-1, -1});
+        }
+    }
+    return !head || !embed ||
+           (head->data && embed->data && head->dtype == embed->dtype &&
+            head->n_bytes == embed->n_bytes &&
+            memcmp(head->data, embed->data, (size_t)head->n_bytes) == 0);
+}
+
 /* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {

@@ -195,6 +195,9 @@ static void groups_and_rotations_that_are_not_computed_are_refused(void **state)
                                      "\"num_experts\":8,\"num_experts_per_tok\":2,\"n_group\":2,"
                                      "\"topk_group\":1}",
            ERR_UNSUPPORTED, "n_group 2 is not supported");
+    refuse(OF("Gemma3ForCausalLM") ",\"use_bidirectional_attention\":true}", ERR_UNSUPPORTED,
+           "use_bidirectional_attention 'all' or true");
+    read_config(OF("Gemma3ForCausalLM") ",\"use_bidirectional_attention\":false}");
     refuse(OF("Gemma4ForCausalLM") ",\"head_dim\":16,\"rope_parameters\":{\"full_attention\":"
                                    "{\"rope_type\":\"default\",\"rope_theta\":1e6}},"
                                    "\"layer_types\":[\"sliding_attention\",\"full_attention\","

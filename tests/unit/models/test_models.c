@@ -34,6 +34,9 @@ static enum dtype cache_type = DTYPE_F32;
 /* Whether the backend says that it has no experts without a gate. */
 static bool gates_needed;
 
+/* Whether the configuration is to say that the head is the embedding. */
+static bool says_tied;
+
 /* A model with a cache for N_ROWS sequences of max_len tokens, and its golden. */
 struct rig {
     const char *golden;
@@ -79,6 +82,7 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     OK(r->is_file ? gguf_config_read(&r->config, &gen, dir, &e)
                   : model_config_read(&r->config, &gen, dir, &e),
        e);
+    r->config.tied = r->config.tied || says_tied;
     snprintf(path, sizeof(path), "%s/expected", golden);
     OK(checkpoint_open(&r->expected, path, &e), e);
     const struct tensor *len = checkpoint_find(r->expected, "max_len");
@@ -595,6 +599,18 @@ static void experts_without_a_gate_are_computed_with_one(void **state)
     gates_needed = false;
 }
 
+/* The file of a model that is tied by its configuration alone has a head, too. */
+static void a_head_of_its_own_is_not_the_embedding(void **state)
+{
+    char at[] = "tests/golden/llama-mha24";
+    void *dir = at;
+
+    (void)state;
+    says_tied = true;
+    logits_are_those_of_transformers(&dir);
+    says_tied = false;
+}
+
 /* QUIRE_TEST_SMOLLM2, or the directory of scripts/fetch-model; NULL: neither exists. */
 static const char *smollm2_dir(void)
 {
@@ -682,7 +698,7 @@ static int find_models(char (*ret)[300 + sizeof(GGUF_FILE)])
 int main(void)
 {
     static char model[2 * MAX_CASES][300 + sizeof(GGUF_FILE)], name[4 * MAX_CASES][400];
-    static struct CMUnitTest tests[4 * MAX_CASES + 5];
+    static struct CMUnitTest tests[4 * MAX_CASES + 6];
     int n_models = find_models(model), n = 0;
 
     if (n_models <= 0) {
@@ -706,6 +722,7 @@ int main(void)
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(caches_of_8_bits_keep_the_logits);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(experts_without_a_gate_are_computed_with_one);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(a_head_of_its_own_is_not_the_embedding);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
     return on_each_isa(tests, (size_t)n);
