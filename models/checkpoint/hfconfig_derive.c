@@ -314,6 +314,19 @@ static void set_recurrent_layers(struct model_config *c, const struct raw_config
     }
 }
 
+/* Convolutions of recurrent layers have silu; those of LFM2 have no activation. */
+static int check_state_act(const struct model_config *c, const struct raw_config *r,
+                           const struct architecture *a, struct err *e)
+{
+    bool silu = a->nemotron ? !*r->state_act || strcmp(r->state_act, "silu") == 0
+                            : a->conv || c->act == ACT_SILU;
+
+    return silu ? 0
+                : err_set(e, ERR_UNSUPPORTED, "%s: %s is '%s', allowed in recurrent layers is silu",
+                          CONFIG, a->nemotron ? "mamba_hidden_act" : "hidden_act",
+                          a->nemotron ? r->state_act : r->act);
+}
+
 static int set_recurrent(struct model_config *c, const struct raw_config *r,
                          const struct architecture *a, struct err *e)
 {
@@ -321,7 +334,6 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
     bool recurrent = a->delta || a->ssd || a->conv || a->scan;
-    bool activated = a->delta || a->ssd || a->scan; /* its convolutions, by hidden_act */
 
     for (int32_t i = 0; i < r->n_layer_types; i++) {
         if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
@@ -333,11 +345,9 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     if (!recurrent) {
         return 0;
     }
-    if (activated &&
-        (a->nemotron ? *r->state_act && strcmp(r->state_act, "silu") != 0 : c->act != ACT_SILU)) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s is '%s', allowed in recurrent layers is silu",
-                       CONFIG, a->nemotron ? "mamba_hidden_act" : "hidden_act",
-                       a->nemotron ? r->state_act : r->act);
+    int rc = check_state_act(c, r, a, e);
+    if (rc < 0) {
+        return rc;
     }
     if (a->scan) {
         return raw_jamba_derive(c, r, e);

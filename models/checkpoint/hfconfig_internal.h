@@ -194,8 +194,9 @@ int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct e
  * text model and the sizes that text_config leaves out in their place. */
 int raw_config_unwrap(struct raw_config *raw, struct err *e);
 
-/* hfconfig_left_out.c: members of config.json that transformers has by default for this
- * model, as the text of an object; NULL: none but those that raw_config_derive knows. */
+/* hfconfig_left_out.c: members of config.json that transformers has by default for
+ * this model, as the text of an object; NULL: none but those that raw_config_derive
+ * knows. */
 const char *raw_left_out(const struct raw_config *raw);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the

@@ -1,6 +1,6 @@
-/* What config.json leaves out. transformers writes no member that has the default of
- * its class, and published files rely on that. Most defaults are the same everywhere, or
- * stand in the families' tables of architectures; the others are here. A GGUF file
+/* What config.json leaves out. transformers may leave out a member that has the default
+ * of its class, and published files rely on it. Most defaults are the same everywhere,
+ * or stand in the families' tables of architectures; the others are here. A GGUF file
  * leaves out other things, which models/checkpoint/gguf/ knows.
  */
 #include <string.h>

@@ -556,8 +556,8 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* Whether a tensor may be one of the model's, or of the draft head's that `c` is of:
  * heads may be in their target's files. */
 bool tensor_is_read(const char *name, const struct model_config *c);
-/* Whether the head is the embedding, as the configuration says: not where the checkpoint
- * has a head of other values beside it, as with transformers. */
+/* Whether the head is the embedding where the configuration says so: not if the
+ * checkpoint has a head of other values beside it, as with transformers. */
 bool transformer_is_tied(const struct model_family *f, const struct checkpoint *c);
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */

@@ -27,10 +27,10 @@ int tokenizer_open_bytes(struct tokenizer **ret, struct err *e);
 /* For random weights: ids below 256 are bytes; those up to `vocab` decode to four
  * letters, and no text is encoded to them. */
 int tokenizer_open_dummy(struct tokenizer **ret, int32_t vocab, struct err *e);
-/* Forget the added tokens from the id `vocab` on, for which a model has no logits: their
- * texts become text like any other. *ret_n: how many. ERR_INVALID: a token that is not
- * added has such an id, or one that texts begin or end with; ERR_NOMEM. After an error
- * the tokenizer can only be freed. */
+/* Forget the added tokens from the id `vocab` on, for which a model has no logits:
+ * their texts become text like any other. *ret_n: how many. ERR_INVALID: a token that
+ * is not added has such an id, or one that texts begin or end with; ERR_NOMEM. After an
+ * error the tokenizer can only be freed. */
 int tokenizer_limit(struct tokenizer *t, int32_t vocab, int32_t *ret_n, struct err *e);
 void tokenizer_free(struct tokenizer *t);
 

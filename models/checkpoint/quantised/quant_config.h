@@ -53,7 +53,8 @@ struct quant_config {
 };
 
 /* Read `text`, a config.json; *ret_found: it has a quantization_config, or its
- * text_config does. Without one *ret is empty. The caller releases *ret after success. */
+ * text_config does. Without one *ret is empty. The caller releases *ret after
+ * success. */
 int quant_config_parse(struct quant_config *ret, bool *ret_found, const char *text, size_t len,
                        struct err *e);
 /* The same of ModelOpt's hf_quant_config.json. */

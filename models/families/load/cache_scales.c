@@ -1,7 +1,7 @@
 /* The scales of an fp8 key/value cache that a checkpoint brings: one for the keys and
  * one for the values of each layer, as compressed-tensors (self_attn.k_scale), vLLM
- * (self_attn.attn.k_scale) and ModelOpt (k_proj.k_scale, or qkv_proj.k_scale) name them.
- * Files of early fp8 models have one for both, self_attn.kv_scale. */
+ * (self_attn.attn.k_scale) and ModelOpt (k_proj.k_scale, or qkv_proj.k_scale) name
+ * them. Files of early fp8 models have one for both, self_attn.kv_scale. */
 #include <math.h>
 #include <string.h>
 
