@@ -12,7 +12,8 @@
  * Accumulators are taken one after another over all blocks of the row, in the order in
  * which the tree adds them, as in panels_avx512vnni.c. A tile is divided into parts of
  * four rows of x, which is what registers hold; a lane of a panel stays in the
- * first-level cache for all of them. Entries:
+ * first-level cache for all of them. The last part has as many rows as are left.
+ * Entries:
  *
  *     panel: scales [16], minima [16] of formats with minima, codes [..][2][8][4 or 2]
  *     part:  codes [4][group], scales [4], and of each row of x what the sum begins
@@ -66,26 +67,32 @@ INLINE int64_t part_entry(const enum weight_format_id f)
 
 /* ---- panels ---- */
 
-/* Columns for rows: v[i] gets lane i of each. */
-INLINE void transpose(__m256i v[8])
+/* Columns for rows within the halves of vectors: v[i] gets lanes i and 4 + i of the
+ * first four, v[4 + i] those of the last four. */
+INLINE void transpose_halves(__m256i v[8])
 {
-    __m256i t[8];
-
 #pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
         __m256i a = _mm256_unpacklo_epi32(v[i], v[i + 1]);
         __m256i b = _mm256_unpackhi_epi32(v[i], v[i + 1]);
         __m256i c = _mm256_unpacklo_epi32(v[i + 2], v[i + 3]);
         __m256i d = _mm256_unpackhi_epi32(v[i + 2], v[i + 3]);
-        t[i] = _mm256_unpacklo_epi64(a, c);
-        t[i + 1] = _mm256_unpackhi_epi64(a, c);
-        t[i + 2] = _mm256_unpacklo_epi64(b, d);
-        t[i + 3] = _mm256_unpackhi_epi64(b, d);
+        v[i] = _mm256_unpacklo_epi64(a, c);
+        v[i + 1] = _mm256_unpackhi_epi64(a, c);
+        v[i + 2] = _mm256_unpacklo_epi64(b, d);
+        v[i + 3] = _mm256_unpackhi_epi64(b, d);
     }
+}
+
+/* Columns for rows: v[i] gets lane i of each. */
+INLINE void transpose(__m256i v[8])
+{
+    transpose_halves(v);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_permute2x128_si256(t[i], t[i + 4], 0x20);
-        v[i + 4] = _mm256_permute2x128_si256(t[i], t[i + 4], 0x31);
+        __m256i a = v[i], b = v[i + 4];
+        v[i] = _mm256_permute2x128_si256(a, b, 0x20);
+        v[i + 4] = _mm256_permute2x128_si256(a, b, 0x31);
     }
 }
 
@@ -110,17 +117,22 @@ INLINE void put_codes(const struct entries *e, const enum weight_format_id f, co
     }
 }
 
-/* The bytes of groups 2p and 2p + 1 of a format that is split late. */
-INLINE __m256i two_groups(const enum weight_format_id f, const uint8_t *s, const int p)
+/* Where the i-th 16 bytes of codes are, of a format that is split late. */
+INLINE const uint8_t *late_at(const enum weight_format_id f, const uint8_t *s, const int i)
 {
-    if (f == FORMAT_Q4_K) {
-        return load32(s + 16 + 32 * p);
+    return f == FORMAT_Q4_K ? s + 16 + 16 * i : group_at(f, s, i);
+}
+
+/* The codes of the i-th 16 bytes of rows 0 to 3 of s, each beside those of the row that
+ * is four behind it. */
+INLINE void load_late(__m256i v[4], const enum weight_format_id f, const uint8_t *const *s,
+                      const int i)
+{
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        v[j] = _mm256_set_m128i(_mm_loadu_si128((const __m128i *)late_at(f, s[j + 4], i)),
+                                _mm_loadu_si128((const __m128i *)late_at(f, s[j], i)));
     }
-    if (f == FORMAT_IQ4_XS) {
-        return load32(s + 8 + 32 * p);
-    }
-    return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)group_at(f, s, 2 * p + 1)),
-                            _mm_loadu_si128((const __m128i *)group_at(f, s, 2 * p)));
 }
 
 /* The codes of the low or the high four bits of each byte. */
@@ -140,11 +152,9 @@ INLINE void put_late(const struct entries *e, const enum weight_format_id f,
     const int apart = f == FORMAT_Q4_K ? 32 : 16; /* of the codes of a byte */
     __m256i v[WIDTH];
 
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDTH; i++) {
-        v[i] = two_groups(f, s[i], p);
-    }
-    transpose(v);
+    load_late(v, f, s, 2 * p);
+    load_late(v + 4, f, s, 2 * p + 1);
+    transpose_halves(v);
 #pragma GCC unroll 8
     for (int d = 0; d < 8; d++) {
         int at = 64 * p + d / (apart / 4) * 2 * apart + d % (apart / 4) * 4;
@@ -356,18 +366,14 @@ INLINE void pack_rows_x(char *tile, const enum weight_format_id f, int32_t above
     const int group = group_of(f);
     int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX);
     int32_t parts = (int32_t)div_ceil(n_x, PART);
-    struct act_block zero;
 
-    memset(&zero, 0, sizeof(zero));
-    for (int32_t j = 0; j < parts * PART; j++) {
+    for (int32_t j = 0; j < n_x; j++) {
         char *part = tile + j / PART * blocks * part_entry(f);
         struct entries e = first_entries(part, group, part_entry(f), parts * blocks);
         for (int32_t b = 0; b < blocks; b++) {
             struct act_block a;
-            if (j < n_x) {
-                quantise_plane(&a, x[j / planes], b * FORMAT_BLOCK_MAX, n, j % planes);
-            }
-            put_x(&e, j < n_x ? &a : &zero, f, above, j % PART);
+            quantise_plane(&a, x[j / planes], b * FORMAT_BLOCK_MAX, n, j % planes);
+            put_x(&e, &a, f, above, j % PART);
             next_entries(&e, group, part_entry(f));
         }
     }
@@ -417,14 +423,14 @@ INLINE __m256i load(const char *p)
 
 /* Add the products of steps [from, end) of an entry, four codes each, or of words two:
  * in 16 bits, or of words in 32. */
-INLINE void add_steps(__m256i sum[PART][HALVES], const char *w, const char *x, const int x_bytes,
-                      const bool wide, const int from, const int end)
+INLINE void add_steps(__m256i sum[PART][HALVES], const int rows, const char *w, const char *x,
+                      const int x_bytes, const bool wide, const int from, const int end)
 {
 #pragma GCC unroll 16
     for (int i = from; i < end; i++) {
         __m256i low = load(w + 64 * i), high = load(w + 64 * i + 32);
 #pragma GCC unroll 4
-        for (int j = 0; j < PART; j++) {
+        for (int j = 0; j < rows; j++) {
             __m256i of_x = broadcast(x + j * x_bytes + 4 * i);
             if (wide) {
                 sum[j][0] = _mm256_add_epi32(sum[j][0], _mm256_madd_epi16(low, of_x));
@@ -440,8 +446,8 @@ INLINE void add_steps(__m256i sum[PART][HALVES], const char *w, const char *x, c
 }
 
 /* The sums of an entry. */
-INLINE void entry_sums(__m256i sum[PART][HALVES], const enum weight_format_id f, const char *w,
-                       const char *x)
+INLINE void entry_sums(__m256i sum[PART][HALVES], const int rows, const enum weight_format_id f,
+                       const char *w, const char *x)
 {
     const bool twice = f == FORMAT_Q5_1 || f == FORMAT_Q5_K;
     const int x_bytes = group_of(f) * (is_wide(f) ? 2 : 1), steps = x_bytes / 4;
@@ -449,24 +455,24 @@ INLINE void entry_sums(__m256i sum[PART][HALVES], const enum weight_format_id f,
     __m256i rest[PART][HALVES];
 
 #pragma GCC unroll 8
-    for (int i = 0; i < PART * HALVES; i++) {
+    for (int i = 0; i < rows * HALVES; i++) {
         sum[i / HALVES][i % HALVES] = has_minima(f) || is_wide(f)
                                           ? _mm256_setzero_si256()
                                           : broadcast(x + PART * (x_bytes + 4) + i / HALVES * 4);
         rest[i / HALVES][i % HALVES] = _mm256_setzero_si256();
     }
-    add_steps(sum, w, x, x_bytes, is_wide(f), 0, twice ? steps / 2 : steps);
+    add_steps(sum, rows, w, x, x_bytes, is_wide(f), 0, twice ? steps / 2 : steps);
     if (is_wide(f)) {
         return;
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < PART * HALVES; i++) {
+    for (int i = 0; i < rows * HALVES; i++) {
         sum[i / HALVES][i % HALVES] = _mm256_madd_epi16(sum[i / HALVES][i % HALVES], ones);
     }
     if (twice) {
-        add_steps(rest, w, x, x_bytes, false, steps / 2, steps);
+        add_steps(rest, rows, w, x, x_bytes, false, steps / 2, steps);
 #pragma GCC unroll 8
-        for (int i = 0; i < PART * HALVES; i++) {
+        for (int i = 0; i < rows * HALVES; i++) {
             sum[i / HALVES][i % HALVES] = _mm256_add_epi32(
                 sum[i / HALVES][i % HALVES], _mm256_madd_epi16(rest[i / HALVES][i % HALVES], ones));
         }
@@ -474,25 +480,25 @@ INLINE void entry_sums(__m256i sum[PART][HALVES], const enum weight_format_id f,
 }
 
 /* Add the sums of an entry, with the scales of both sides. */
-INLINE void add_entry(__m256 acc[PART][HALVES], const enum weight_format_id f, const char *w,
-                      const char *x)
+INLINE void add_entry(__m256 acc[PART][HALVES], const int rows, const enum weight_format_id f,
+                      const char *w, const char *x)
 {
     const char *scale = x + PART * group_of(f) * (is_wide(f) ? 2 : 1), *third = scale + 4 * PART;
     __m256i sum[PART][HALVES];
 
-    entry_sums(sum, f, w + head_of(f), x);
+    entry_sums(sum, rows, f, w + head_of(f), x);
 #pragma GCC unroll 2
     for (int h = 0; h < HALVES; h++) {
         __m256 of_w = _mm256_castsi256_ps(load(w + 32 * h));
 #pragma GCC unroll 4
-        for (int j = 0; j < PART; j++) {
+        for (int j = 0; j < rows; j++) {
             __m256 by = _mm256_mul_ps(of_w, broadcast_float(scale + 4 * j));
             acc[j][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[j][h]), by, acc[j][h]);
         }
         if (has_minima(f)) {
             __m256 min = _mm256_castsi256_ps(load(w + 4 * CODE_PANEL_ROWS + 32 * h));
 #pragma GCC unroll 4
-            for (int j = 0; j < PART; j++) {
+            for (int j = 0; j < rows; j++) {
                 acc[j][h] = _mm256_fnmadd_ps(min, broadcast_float(third + 4 * j), acc[j][h]);
             }
         }
@@ -505,21 +511,56 @@ struct waiting {
 };
 
 /* Add lane l's sums to those that they meet in the tree, and let them wait. */
-INLINE void meet(struct waiting *wait, __m256 acc[PART][HALVES], int l)
+INLINE void meet(struct waiting *wait, __m256 acc[PART][HALVES], const int rows, int l)
 {
     int depth = __builtin_popcount((unsigned)l);
 
     for (int pairs = l; pairs % 2 != 0; pairs /= 2) {
         depth--;
 #pragma GCC unroll 8
-        for (int i = 0; i < PART * HALVES; i++) {
+        for (int i = 0; i < rows * HALVES; i++) {
             acc[i / HALVES][i % HALVES] =
                 _mm256_add_ps(wait->v[depth][i / HALVES][i % HALVES], acc[i / HALVES][i % HALVES]);
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < PART * HALVES; i++) {
+    for (int i = 0; i < rows * HALVES; i++) {
         wait->v[depth][i / HALVES][i % HALVES] = acc[i / HALVES][i % HALVES];
+    }
+}
+
+/* Lane l of `rows` rows of a part. */
+INLINE void part_lane(struct waiting *wait, const int rows, const enum weight_format_id f,
+                      const char *w, const char *x, int32_t entries, int l)
+{
+    __m256 acc[PART][HALVES];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < rows * HALVES; i++) {
+        acc[i / HALVES][i % HALVES] = _mm256_setzero_ps();
+    }
+    for (int32_t b = 0; b < entries; b++) {
+        add_entry(acc, rows, f, w + b * panel_entry(f), x + b * part_entry(f));
+    }
+    meet(wait, acc, rows, l);
+}
+
+/* The same of the rows that are left, fewer than a part. */
+INLINE void last_lane(struct waiting *wait, int32_t rows, const enum weight_format_id f,
+                      const char *w, const char *x, int32_t entries, int l)
+{
+    switch (rows) {
+    case 1:
+        part_lane(wait, 1, f, w, x, entries, l);
+        break;
+    case 2:
+        part_lane(wait, 2, f, w, x, entries, l);
+        break;
+    case 3:
+        part_lane(wait, 3, f, w, x, entries, l);
+        break;
+    default:
+        break;
     }
 }
 
@@ -529,24 +570,18 @@ INLINE void tile_dots(float *sum, int32_t stride, const enum weight_format_id f,
     const int group = group_of(f), lanes = FORMAT_BLOCK_MAX / group;
     int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX);
     int32_t parts = (int32_t)div_ceil(n_x, PART);
+    int64_t part = blocks * part_entry(f);
     struct waiting wait[TILE / PART];
 
-    for (int l = 0; l < lanes; l++, w += blocks * panel_entry(f)) {
+    for (int l = 0; l < lanes; l++, w += blocks * panel_entry(f), x += parts * part) {
         bool in_last = turn_of(l, lanes) * group < n % FORMAT_BLOCK_MAX;
         int32_t entries = n / FORMAT_BLOCK_MAX + in_last;
-        for (int32_t p = 0; p < parts; p++, x += blocks * part_entry(f)) {
-            __m256 acc[PART][HALVES];
-#pragma GCC unroll 8
-            for (int i = 0; i < PART * HALVES; i++) {
-                acc[i / HALVES][i % HALVES] = _mm256_setzero_ps();
-            }
-            for (int32_t b = 0; b < entries; b++) {
-                add_entry(acc, f, w + b * panel_entry(f), x + b * part_entry(f));
-            }
-            meet(&wait[p], acc, l);
+        for (int32_t p = 0; p < n_x / PART; p++) {
+            part_lane(&wait[p], PART, f, w, x + p * part, entries, l);
         }
+        last_lane(&wait[n_x / PART], n_x % PART, f, w, x + n_x / PART * part, entries, l);
     }
-    for (int32_t i = 0; i < parts * PART; i++) {
+    for (int32_t i = 0; i < n_x; i++) {
         float *to = sum + (int64_t)i * stride;
         _mm256_storeu_ps(to, wait[i / PART].v[0][i % PART][0]);
         _mm256_storeu_ps(to + WIDTH, wait[i / PART].v[0][i % PART][1]);

@@ -574,7 +574,7 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
         struct mat w = make_weight_for(&r, WEIGHT_LINEAR, s, 2, u);
         float *x = rig_floats(&r, (int64_t)MOST_ROWS * COLS, 2, DTYPE_F32);
         float *all = multiply(&r, w, x, MOST_ROWS);
-        static const int32_t N[] = {1, 2, 3, 4, 5, 17};
+        static const int32_t N[] = {1, 2, 3, 4, 5, 6, 7, 17};
         for (size_t k = 0; k < ARRAY_LEN(N); k++) {
             float *some = multiply(&r, w, x + (int64_t)7 * COLS, N[k]);
             assert_memory_equal(some, all + (int64_t)7 * w.rows,
