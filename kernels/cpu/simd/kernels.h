@@ -161,7 +161,8 @@ struct cpu_code_panels {
     void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
                    int32_t n, int32_t planes);
     /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and
-     * of the tile's n_x, which are padded to a multiple of four, or to tile_rows. */
+     * of the tile's n_x. Rows of sum up to a multiple of four, or to tile_rows, may be
+     * written. */
     void (*dots)(float *sum, int32_t stride, enum weight_format_id f, const void *panel,
                  const void *tile, int32_t n_x, int32_t n);
 };
