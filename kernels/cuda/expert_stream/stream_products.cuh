@@ -61,22 +61,14 @@ template <> struct codes<8> {
         return e4m3_values(v.x, v.y);
     }
 };
-/* The lower two e4m3 codes of w in fp16. */
-__device__ __forceinline__ uint32_t e4m3_halves(uint32_t w)
-{
-    uint32_t v;
-
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
-        : "=r"(v)
-        : "r"(w));
-    return v;
-}
-
 template <> struct codes<B_HALVES> : codes<8> {
     __device__ __forceinline__ uint4 values(bool, int) const
     {
-        return make_uint4(e4m3_halves(v.x), e4m3_halves(v.x >> 16), e4m3_halves(v.y),
-                          e4m3_halves(v.y >> 16));
+        uint4 ret;
+
+        halves_of_e4m3(v.x, ret.x, ret.y);
+        halves_of_e4m3(v.y, ret.z, ret.w);
+        return ret;
     }
 };
 /* Of panels of int4, without their scale. */
