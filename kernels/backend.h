@@ -31,7 +31,8 @@ struct comm;     /* comm.h */
 struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
- * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
+ * batch.h, weight_format.h, comm.h or pipeline.h: a plugin of another number is
+ * refused. */
 #define BACKEND_ABI 28
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to

@@ -2,7 +2,7 @@
  * experts of a layer are, as published, stacked in tensors of their own, stored [in,
  * out], with gate and up in turn, and have biases and a clamped SwiGLU (backend.h's
  * struct experts). The softmax over the chosen experts alone is that over all,
- * normalised. / */
+ * normalised. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {

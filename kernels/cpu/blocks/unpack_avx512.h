@@ -2,7 +2,7 @@
  * products of AVX-512 take them. Formats whose groups are 16 bytes of two codes each,
  * the first half of a group low, are "turned": a vector has the first or the last
  * halves of four groups, since these are what one load leaves. The others have two
- * neighbouring groups. `s` is the first of the blocks that hold 256 values. / */
+ * neighbouring groups. `s` is the first of the blocks that hold 256 values. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_UNPACK_AVX512_H
 #define QUIRE_KERNELS_CPU_BLOCKS_UNPACK_AVX512_H
 

@@ -2,7 +2,7 @@
  * w are unpacked once for all rows of x. A task is a few neighbouring panels, which
  * stay in the second-level cache, and all tiles of x or a range of them; each tile is
  * multiplied with all panels of the task while the first-level cache has it. The rows
- * of the panel that follows are prefetched while one is unpacked. / */
+ * of the panel that follows are prefetched while one is unpacked. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* What the layers of a GGUF file differ in, and the sizes of heads, latents and states,
- * as members of config.json. / */
+ * as members of config.json. */
 #include <stdio.h>
 
 #include "models/checkpoint/gguf/gguf_config_internal.h"

@@ -3,7 +3,7 @@
  *
  * The configuration is not trusted, and it may be wrong: it says how to read tensors
  * that are quantised, while which ones are so is seen from the tensors. A module that
- * it lists as left alone must not be quantised. / */
+ * it lists as left alone must not be quantised. */
 #ifndef QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANT_CONFIG_H
 #define QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANT_CONFIG_H
 

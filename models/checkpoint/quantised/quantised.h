@@ -15,7 +15,7 @@
  *                    0 2 4 6 1 3 5 7 from the lowest bits up
  *
  * With act-order (GPTQ's desc_act) the columns of a group are not neighbours. Such a
- * weight can only be decoded. / */
+ * weight can only be decoded. */
 #ifndef QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANTISED_H
 #define QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANTISED_H
 

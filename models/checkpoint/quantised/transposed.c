@@ -1,7 +1,7 @@
 /* GPTQ's and AWQ's weights: [in, out], with scales [groups, out].
  *
  * Sources: the packing formulas of AutoGPTQ and AutoAWQ. GPTQ's first version stores
- * zero points minus 1 and reads them back as (stored + 1) modulo the codes' range. / */
+ * zero points minus 1 and reads them back as (stored + 1) modulo the codes' range. */
 #include <string.h>
 
 #include "models/checkpoint/quantised/quantised_internal.h"
