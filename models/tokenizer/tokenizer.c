@@ -156,9 +156,9 @@ static int read_special_names(struct tokenizer *t, const char *dir, const char *
     if (!model_file_exists(dir, name)) {
         return 0;
     }
-    int ret = model_file_read(dir, name, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
-    if (ret != 0) {
-        return ret;
+    int rc = model_file_read(dir, name, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
+    if (rc != 0) {
+        return rc;
     }
     struct err own = {0};
     struct json j;
@@ -365,9 +365,9 @@ int encode_word(struct encoder *enc, const char *s, size_t len)
     }
     for (size_t i = 0; i < len; i++) {
         int32_t id = (uint8_t)s[i];
-        int ret = encoder_emit(enc, &id, 1);
-        if (ret != 0) {
-            return ret;
+        int rc = encoder_emit(enc, &id, 1);
+        if (rc != 0) {
+            return rc;
         }
     }
     return 0;
@@ -383,13 +383,13 @@ static int encode_normalized(struct encoder *enc, const char *s, size_t len, boo
 static int encode_raw(struct encoder *enc, const char *s, size_t len, bool first)
 {
     struct normalized n = {s, len, NULL};
-    int ret = enc->t->n_normal > 0 ? normalize(enc, s, len, &n) : 0;
+    int rc = enc->t->n_normal > 0 ? normalize(enc, s, len, &n) : 0;
 
-    if (ret == 0) {
-        ret = added_split(enc, &enc->t->normalized, n.s, n.len, first, encode_normalized);
+    if (rc == 0) {
+        rc = added_split(enc, &enc->t->normalized, n.s, n.len, first, encode_normalized);
     }
     free(n.own);
-    return ret;
+    return rc;
 }
 
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,

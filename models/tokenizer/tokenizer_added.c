@@ -137,12 +137,12 @@ int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_
             continue;
         }
         take_space(a, s, len, done, &start, &end);
-        int ret = start > done ? piece(enc, s + done, start - done, first && done == 0) : 0;
-        if (ret == 0) {
-            ret = encoder_emit(enc, &a->id, 1);
+        int rc = start > done ? piece(enc, s + done, start - done, first && done == 0) : 0;
+        if (rc == 0) {
+            rc = encoder_emit(enc, &a->id, 1);
         }
-        if (ret != 0) {
-            return ret;
+        if (rc != 0) {
+            return rc;
         }
         done = end;
     }
@@ -152,10 +152,10 @@ int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_
 int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len,
               bool special, struct err *e)
 {
-    int ret = vocab_add(t, a->id, text, len, e);
+    int rc = vocab_add(t, a->id, text, len, e);
 
-    if (ret != 0) {
-        return ret;
+    if (rc != 0) {
+        return rc;
     }
     t->token[a->id].flags |= (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0));
     if ((t->n_added & (t->n_added - 1)) == 0) { /* capacity doubles at powers of two */
@@ -172,23 +172,23 @@ int added_add(struct tokenizer *t, const struct added_token *a, const char *text
 int added_finish(struct tokenizer *t, struct err *e)
 {
     struct encoder enc = {.t = t, .e = e};
-    int ret = 0;
+    int rc = 0;
 
-    for (int32_t i = 0; i < t->n_added && ret == 0; i++) {
+    for (int32_t i = 0; i < t->n_added && rc == 0; i++) {
         const struct token *k = &t->token[t->added[i].id];
         struct normalized n = {t->text + k->text_off, k->text_len, NULL};
         if (t->added[i].normalized) {
-            ret = normalize(&enc, n.s, n.len, &n);
+            rc = normalize(&enc, n.s, n.len, &n);
         }
-        if (ret == 0 &&
+        if (rc == 0 &&
             trie_add(t->added[i].normalized ? &t->normalized : &t->raw, n.s, n.len, i) != 0) {
-            ret = err_nomem(e, "the added tokens");
+            rc = err_nomem(e, "the added tokens");
         }
         free(n.own);
     }
     pcre2_match_data_free(enc.match);
     pcre2_match_context_free(enc.limits);
-    return ret;
+    return rc;
 }
 
 /* Whether texts get one of the ids from n on without an added token's text. */

@@ -288,12 +288,12 @@ static int encode_long(struct encoder *enc, const char *s, size_t len)
         return err_set(enc->e, ERR_INVALID, "a word of %zu bytes; at most %d are allowed", len,
                        WORD_MAX_BYTES);
     }
-    int ret = encoder_check_word(enc, len);
-    if (ret == 0) {
-        ret = grow_scratch(enc, len);
+    int rc = encoder_check_word(enc, len);
+    if (rc == 0) {
+        rc = grow_scratch(enc, len);
     }
-    if (ret != 0) {
-        return ret;
+    if (rc != 0) {
+        return rc;
     }
     struct symbol *sym = enc->symbol;
     int32_t n = first_symbols(enc->t, s, len, &sym->id, sizeof(*sym));
@@ -301,10 +301,10 @@ static int encode_long(struct encoder *enc, const char *s, size_t len)
         return 0;
     }
     merge_long(&enc->t->bpe, sym, n, enc->heap);
-    for (int32_t i = 0; i >= 0 && ret == 0; i = sym[i].next) {
-        ret = encoder_emit(enc, &sym[i].id, 1);
+    for (int32_t i = 0; i >= 0 && rc == 0; i = sym[i].next) {
+        rc = encoder_emit(enc, &sym[i].id, 1);
     }
-    return ret;
+    return rc;
 }
 
 /* ---- the word cache ---- */
@@ -469,16 +469,16 @@ static const char *find_split(const char *s, size_t len)
 
 int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
 {
-    int ret = 0;
+    int rc = 0;
 
-    while (enc->t->bpe.split_at_marks && len > 0 && ret == 0) {
+    while (enc->t->bpe.split_at_marks && len > 0 && rc == 0) {
         const char *cut = find_split(s, len);
         size_t n = cut ? (size_t)(cut - s) : len;
-        ret = encode_chunk(enc, s, n);
+        rc = encode_chunk(enc, s, n);
         s += n;
         len -= n;
     }
-    return ret == 0 && len > 0 ? encode_chunk(enc, s, len) : ret;
+    return rc == 0 && len > 0 ? encode_chunk(enc, s, len) : rc;
 }
 
 /* Whether no merge makes a token that has a mark after another character. */

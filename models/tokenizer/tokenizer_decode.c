@@ -47,20 +47,20 @@ static int push_broken(struct detokenizer *d, struct buf *out)
 /* Append the whole characters of the pending bytes and s[len]; the rest is pending. */
 static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struct buf *out)
 {
-    int ret = 0, bad;
+    int rc = 0, bad;
 
-    while (len > 0 && ret == 0) {
+    while (len > 0 && rc == 0) {
         if (d->n_pending > 0) {
             d->pending[d->n_pending++] = (char)*s;
             int n = utf8_next((const uint8_t *)d->pending, d->n_pending, &bad);
             /* the new byte does not continue the character: it is read again, alone */
             if (n == 0) {
                 d->n_pending--;
-                ret = push_broken(d, out);
+                rc = push_broken(d, out);
                 continue;
             }
             if (n > 0) {
-                ret = buf_append(out, d->pending, (size_t)n);
+                rc = buf_append(out, d->pending, (size_t)n);
                 d->n_pending = d->n_carried = 0;
             }
             s++;
@@ -72,10 +72,10 @@ static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struc
         while (run < len && (n = utf8_next(s + run, len - run, &bad)) > 0) {
             run += (size_t)n;
         }
-        ret = run > 0 ? buf_append(out, s, run) : 0;
+        rc = run > 0 ? buf_append(out, s, run) : 0;
         s += run;
         len -= run;
-        if (ret != 0 || len == 0) {
+        if (rc != 0 || len == 0) {
             break;
         }
         if (n < 0) {
@@ -83,17 +83,17 @@ static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struc
             d->n_pending = (uint8_t)len;
             break;
         }
-        ret = buf_append(out, REPLACEMENT, 3);
+        rc = buf_append(out, REPLACEMENT, 3);
         s += bad;
         len -= (size_t)bad;
     }
-    return ret;
+    return rc;
 }
 
 /* The text's first token, whose leading space the decoder may remove. */
 static int push_first(struct detokenizer *d, const char *s, size_t len, struct buf *out)
 {
-    int ret = 0;
+    int rc = 0;
 
     if (d->tokenizer->start == DECODE_STRIP && len > 0 && s[0] == ' ') {
         return push_bytes(d, (const uint8_t *)s + 1, len - 1, out);
@@ -101,12 +101,12 @@ static int push_first(struct detokenizer *d, const char *s, size_t len, struct b
     if (d->tokenizer->start != DECODE_FIRST_TOKEN) {
         return push_bytes(d, (const uint8_t *)s, len, out);
     }
-    for (size_t i = 0; i < len && ret == 0; i++) {
+    for (size_t i = 0; i < len && rc == 0; i++) {
         if (s[i] != ' ') {
-            ret = push_bytes(d, (const uint8_t *)s + i, 1, out);
+            rc = push_bytes(d, (const uint8_t *)s + i, 1, out);
         }
     }
-    return ret;
+    return rc;
 }
 
 int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
@@ -128,9 +128,9 @@ int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
     d->n_carried = d->n_pending;
     d->n_broken = 0;
     if (t->join_spaces && !first && !joined) {
-        int ret = push_bytes(d, (const uint8_t *)" ", 1, out);
-        if (ret != 0) {
-            return ret;
+        int rc = push_bytes(d, (const uint8_t *)" ", 1, out);
+        if (rc != 0) {
+            return rc;
         }
     }
     if (first) {
@@ -164,9 +164,9 @@ static int push_run(struct detokenizer *d, const int32_t *id, int32_t i, int32_t
     const struct tokenizer *t = d->tokenizer;
     size_t start = out->len;
     int32_t n_bytes = 0;
-    int ret = 0;
+    int rc = 0;
 
-    for (; i < n && ret == 0; i++) {
+    for (; i < n && rc == 0; i++) {
         const struct token *k = id[i] >= 0 && id[i] < t->n_vocab ? &t->token[id[i]] : NULL;
         if (!k || !(k->flags & TOKEN_DEFINED) || (d->skip_special && (k->flags & TOKEN_SPECIAL))) {
             continue;
@@ -177,42 +177,42 @@ static int push_run(struct detokenizer *d, const int32_t *id, int32_t i, int32_t
         n_bytes++;
         /* The decoder strips a leading space: one from a byte token, too. */
         if (d->started || t->start == DECODE_AS_IS || t->text[k->out_off] != ' ') {
-            ret = buf_append(out, t->text + k->out_off, 1);
+            rc = buf_append(out, t->text + k->out_off, 1);
         }
         d->started = true;
         d->last_special = false;
     }
     *ret_next = i;
-    if (ret != 0 || n_bytes == 0 || out->len == start ||
+    if (rc != 0 || n_bytes == 0 || out->len == start ||
         utf8_valid(out->data + start, out->len - start)) {
-        return ret;
+        return rc;
     }
     out->len = start;
-    while (n_bytes-- > 0 && ret == 0) {
-        ret = buf_append(out, REPLACEMENT, 3);
+    while (n_bytes-- > 0 && rc == 0) {
+        rc = buf_append(out, REPLACEMENT, 3);
     }
-    return ret;
+    return rc;
 }
 
 int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special,
                      struct buf *out, struct err *e)
 {
     struct detokenizer d;
-    int ret = 0;
+    int rc = 0;
 
     detokenizer_init(&d, t, skip_special, true);
-    for (int32_t i = 0; i < n && ret == 0;) {
+    for (int32_t i = 0; i < n && rc == 0;) {
         if (t->has_byte_tokens && id[i] >= 0 && id[i] < t->n_vocab &&
             (t->token[id[i]].flags & TOKEN_BYTE)) {
-            ret = push_run(&d, id, i, n, out, &i);
+            rc = push_run(&d, id, i, n, out, &i);
         } else {
-            ret = detokenizer_push(&d, id[i++], out);
+            rc = detokenizer_push(&d, id[i++], out);
         }
     }
-    if (ret == 0) {
-        ret = detokenizer_finish(&d, out);
+    if (rc == 0) {
+        rc = detokenizer_finish(&d, out);
     }
-    return ret == 0 ? 0 : err_set(e, ret, "decoded text is too long: at most %zu bytes", out->max);
+    return rc == 0 ? 0 : err_set(e, rc, "decoded text is too long: at most %zu bytes", out->max);
 }
 
 /* ---- every token's bytes ---- */
@@ -330,12 +330,12 @@ static void set_start(const struct decoder *d, struct tokenizer *t)
 
 int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e)
 {
-    int ret = 0;
+    int rc = 0;
 
     set_start(d, t);
     bool byte_level = d->n == 1 && d->step[0].kind == DECODER_BYTE_LEVEL;
     struct token_text x = {0};
-    for (int32_t id = 0; id < t->n_vocab && ret == 0; id++) {
+    for (int32_t id = 0; id < t->n_vocab && rc == 0; id++) {
         struct token *k = &t->token[id];
         if (!(k->flags & TOKEN_DEFINED)) {
             continue;
@@ -349,17 +349,17 @@ int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e)
         }
         memcpy(x.s, t->text + k->text_off, k->text_len);
         x.len = k->text_len;
-        ret = byte_level ? (from_byte_alphabet(&x), 0) : apply_steps(d, t, &x, &k->flags);
-        if (ret != 0) {
-            ret = err_nomem(e, "the vocabulary");
+        rc = byte_level ? (from_byte_alphabet(&x), 0) : apply_steps(d, t, &x, &k->flags);
+        if (rc != 0) {
+            rc = err_nomem(e, "the vocabulary");
         }
-        if (ret == 0 && x.len > TOKEN_OUT_BYTES) {
-            ret = err_set(e, ERR_INVALID, "token %d decodes to %zu bytes; at most %d are allowed",
-                          id, x.len, TOKEN_OUT_BYTES);
+        if (rc == 0 && x.len > TOKEN_OUT_BYTES) {
+            rc = err_set(e, ERR_INVALID, "token %d decodes to %zu bytes; at most %d are allowed",
+                         id, x.len, TOKEN_OUT_BYTES);
         }
         bool same = x.len == k->text_len && memcmp(x.s, t->text + k->text_off, x.len) == 0;
-        if (ret == 0 && !same) {
-            ret = vocab_text(t, x.s, x.len, &k->out_off, e);
+        if (rc == 0 && !same) {
+            rc = vocab_text(t, x.s, x.len, &k->out_off, e);
         }
         k->out_len = (uint32_t)x.len;
         t->longest = MAX(t->longest, x.len);
@@ -368,5 +368,5 @@ int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e)
         }
     }
     free(x.s);
-    return ret;
+    return rc;
 }

@@ -37,21 +37,21 @@ static int read_merges_file(struct tokenizer *t, const char *dir, struct err *e)
 {
     char *text = NULL;
     size_t len = 0;
-    int ret = model_file_read(dir, "merges.txt", LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
+    int rc = model_file_read(dir, "merges.txt", LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
 
-    if (ret == 0 && !utf8_valid(text, len)) {
-        ret = err_set(e, ERR_INVALID, "merges.txt is not UTF-8");
+    if (rc == 0 && !utf8_valid(text, len)) {
+        rc = err_set(e, ERR_INVALID, "merges.txt is not UTF-8");
     }
-    for (char *line = text, *end; ret == 0 && line < text + len; line = end + 1) {
+    for (char *line = text, *end; rc == 0 && line < text + len; line = end + 1) {
         end = memchr(line, '\n', (size_t)(text + len - line));
         end = end ? end : text + len;
         size_t n = (size_t)(end - line) - (end > line && end[-1] == '\r');
         if (n > 0 && !(line == text && line[0] == '#')) {
-            ret = add_line(t, line, n, e);
+            rc = add_line(t, line, n, e);
         }
     }
     free(text);
-    return ret;
+    return rc;
 }
 
 static int read_vocab_file(struct tokenizer *t, const char *dir, struct err *e)
@@ -62,15 +62,15 @@ static int read_vocab_file(struct tokenizer *t, const char *dir, struct err *e)
     size_t len = 0;
 
     e = e ? e : &own;
-    int ret = model_file_read(dir, "vocab.json", LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
-    if (ret == 0) {
+    int rc = model_file_read(dir, "vocab.json", LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
+    if (rc == 0) {
         json_init(&j, text, len, "vocab.json", e);
         read_vocab(&j, t);
         json_finish(&j);
-        ret = j.failed ? e->code : 0;
+        rc = j.failed ? e->code : 0;
     }
     free(text);
-    return ret;
+    return rc;
 }
 
 int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e)
@@ -81,25 +81,25 @@ int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e)
     t->bos = t->eos = t->bpe.unk = -1;
     t->model = MODEL_BPE;
     t->bpe.byte_level = true;
-    int ret = read_vocab_file(t, dir, e);
-    if (ret == 0) {
-        ret = read_merges_file(t, dir, e);
+    int rc = read_vocab_file(t, dir, e);
+    if (rc == 0) {
+        rc = read_merges_file(t, dir, e);
     }
-    if (ret == 0) {
+    if (rc == 0) {
         t->n_stages = 1;
         t->stage[0].behavior = SPLIT_ISOLATED;
-        ret = pattern_compile(&t->stage[0].pattern, GPT2_PATTERN, strlen(GPT2_PATTERN), e);
+        rc = pattern_compile(&t->stage[0].pattern, GPT2_PATTERN, strlen(GPT2_PATTERN), e);
     }
     struct added_token end = {.id = vocab_find(t, END, sizeof(END) - 1)};
-    if (ret == 0 && end.id >= 0) {
+    if (rc == 0 && end.id >= 0) {
         t->bos = t->eos = end.id;
-        ret = added_add(t, &end, END, sizeof(END) - 1, true, e);
+        rc = added_add(t, &end, END, sizeof(END) - 1, true, e);
     }
-    if (ret == 0) {
-        ret = bpe_finish(t, e);
+    if (rc == 0) {
+        rc = bpe_finish(t, e);
     }
-    if (ret == 0) {
-        ret = added_finish(t, e);
+    if (rc == 0) {
+        rc = added_finish(t, e);
     }
-    return ret == 0 ? decoder_apply(&DECODER, t, e) : ret;
+    return rc == 0 ? decoder_apply(&DECODER, t, e) : rc;
 }

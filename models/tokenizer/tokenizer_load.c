@@ -313,18 +313,18 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
     if (l.unk[0]) {
         t->bpe.unk = vocab_find(t, l.unk, strlen(l.unk));
     }
-    int ret = scored ? unigram_finish(t, e) : bpe_finish(t, e);
-    if (ret == 0) {
-        ret = added_finish(t, e);
+    int rc = scored ? unigram_finish(t, e) : bpe_finish(t, e);
+    if (rc == 0) {
+        rc = added_finish(t, e);
     }
-    if (ret == 0) {
-        ret = check_around(t->prefix, t->n_prefix, t, e);
+    if (rc == 0) {
+        rc = check_around(t->prefix, t->n_prefix, t, e);
     }
-    if (ret == 0) {
-        ret = check_around(t->suffix, t->n_suffix, t, e);
+    if (rc == 0) {
+        rc = check_around(t->suffix, t->n_suffix, t, e);
     }
-    if (ret == 0) {
-        ret = decoder_apply(&l.decoder, t, e);
+    if (rc == 0) {
+        rc = decoder_apply(&l.decoder, t, e);
     }
-    return ret == 0 ? 0 : err_prefix(e, "tokenizer.json");
+    return rc == 0 ? 0 : err_prefix(e, "tokenizer.json");
 }

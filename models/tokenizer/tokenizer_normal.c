@@ -103,7 +103,7 @@ static int form(struct normalized *x, enum normal_kind kind)
     bool compat = kind == NORMAL_NFKC || kind == NORMAL_NFKD,
          compose = kind == NORMAL_NFC || kind == NORMAL_NFKC;
     int32_t *c = NULL, *scratch = NULL;
-    int ret = ERR_NOMEM;
+    int rc = ERR_NOMEM;
     utf8proc_ssize_t n =
         decompose(x->s, x->len, UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0), &c);
 
@@ -123,13 +123,13 @@ static int form(struct normalized *x, enum normal_kind kind)
     for (utf8proc_ssize_t i = 0; i < n; i++) {
         len += (size_t)utf8_put(out + len, c[i]);
     }
-    ret = text_set(x, out, len);
+    rc = text_set(x, out, len);
     out = NULL;
 done:
     free(c);
     free(scratch);
     free(out);
-    return ret;
+    return rc;
 }
 
 /* ---- the others ---- */
@@ -203,15 +203,15 @@ static int prepend(struct normalized *x, const char *text, size_t len)
 static int replace(struct normalized *x, const struct normal *nm, struct encoder *enc)
 {
     size_t start, end, at = 0, n_matches = 0, matched = 0;
-    int ret;
+    int rc;
 
-    while ((ret = pattern_find(&nm->pattern, enc, x->s, x->len, at, &start, &end)) == 1) {
+    while ((rc = pattern_find(&nm->pattern, enc, x->s, x->len, at, &start, &end)) == 1) {
         n_matches++;
         matched += end - start;
         at = end;
     }
-    if (ret < 0 || n_matches == 0) {
-        return ret;
+    if (rc < 0 || n_matches == 0) {
+        return rc;
     }
     char *out = malloc(x->len - matched + n_matches * nm->text_len + 1);
     if (!out) {
@@ -219,16 +219,16 @@ static int replace(struct normalized *x, const struct normal *nm, struct encoder
     }
     size_t len = 0, done = 0;
     while (n_matches-- > 0 &&
-           (ret = pattern_find(&nm->pattern, enc, x->s, x->len, done, &start, &end)) == 1) {
+           (rc = pattern_find(&nm->pattern, enc, x->s, x->len, done, &start, &end)) == 1) {
         memcpy(out + len, x->s + done, start - done);
         len += start - done;
         memcpy(out + len, nm->text, nm->text_len);
         len += nm->text_len;
         done = end;
     }
-    if (ret < 0) {
+    if (rc < 0) {
         free(out);
-        return ret;
+        return rc;
     }
     memcpy(out + len, x->s + done, x->len - done);
     return text_set(x, out, len + x->len - done);

@@ -220,48 +220,48 @@ static int add_span(struct splitter *c, size_t to, bool match)
         grow = open && !match && c->match;
         break;
     }
-    int ret = grow ? 0 : emit_piece(c);
+    int rc = grow ? 0 : emit_piece(c);
     c->to = to;
     c->match = match;
     if (match && c->stage->behavior == SPLIT_REMOVED) {
         c->from = to;
     }
-    return ret;
+    return rc;
 }
 
 static int split_by_pattern(struct splitter *c, size_t len)
 {
     const struct pattern *p = &c->stage->pattern;
-    int ret = 0;
+    int rc = 0;
 
     /* every span is a piece, matched or not */
     if (p->scan && c->stage->behavior == SPLIT_ISOLATED) {
-        for (size_t at = 0; at < len && ret == 0;) {
+        for (size_t at = 0; at < len && rc == 0;) {
             size_t n = p->scan((const uint8_t *)c->s + at, len - at);
-            ret = encode_piece(c->enc, c->next, c->s + at, n, c->first && at == 0);
+            rc = encode_piece(c->enc, c->next, c->s + at, n, c->first && at == 0);
             at += n;
         }
-        return ret;
+        return rc;
     }
     size_t start, end, at = 0;
-    while (ret == 0 && (ret = pattern_find(p, c->enc, c->s, len, at, &start, &end)) == 1) {
-        ret = add_span(c, start, false);
-        if (ret == 0) {
-            ret = add_span(c, end, true);
+    while (rc == 0 && (rc = pattern_find(p, c->enc, c->s, len, at, &start, &end)) == 1) {
+        rc = add_span(c, start, false);
+        if (rc == 0) {
+            rc = add_span(c, end, true);
         }
         at = end;
     }
-    if (ret == 0) {
-        ret = add_span(c, len, false);
+    if (rc == 0) {
+        rc = add_span(c, len, false);
     }
-    return ret == 0 ? emit_piece(c) : ret;
+    return rc == 0 ? emit_piece(c) : rc;
 }
 
 static int split_by_class(struct splitter *c, size_t len, bool (*is_match)(int32_t c))
 {
-    int ret = 0, n;
+    int rc = 0, n;
 
-    for (size_t at = 0; at < len && ret == 0;) {
+    for (size_t at = 0; at < len && rc == 0;) {
         bool match = is_match(utf8_get((const uint8_t *)c->s + at, &n));
         at += (size_t)n;
         if (!match) {
@@ -269,9 +269,9 @@ static int split_by_class(struct splitter *c, size_t len, bool (*is_match)(int32
                 at += (size_t)n;
             }
         }
-        ret = add_span(c, at, match);
+        rc = add_span(c, at, match);
     }
-    return ret == 0 ? emit_piece(c) : ret;
+    return rc == 0 ? emit_piece(c) : rc;
 }
 
 /* ---- stages that change the text ---- */
@@ -287,9 +287,9 @@ static int prefix_space(struct splitter *c, size_t len)
     }
     text[0] = ' ';
     memcpy(text + 1, c->s, len);
-    int ret = encode_piece(c->enc, c->next, text, len + 1, c->first);
+    int rc = encode_piece(c->enc, c->next, text, len + 1, c->first);
     free(text);
-    return ret;
+    return rc;
 }
 
 static int metaspace(struct splitter *c, size_t len)
@@ -317,8 +317,8 @@ static int metaspace(struct splitter *c, size_t len)
             text[n++] = c->s[i];
         }
     }
-    int ret = 0;
-    for (size_t at = 0; at < n && ret == 0;) {
+    int rc = 0;
+    for (size_t at = 0; at < n && rc == 0;) {
         char *mark =
             st->split && at + r < n ? memmem(text + at + r, n - at - r, st->replacement, r) : NULL;
         /* The text before the first mark is a piece of its own. */
@@ -326,11 +326,11 @@ static int metaspace(struct splitter *c, size_t len)
             mark = memmem(text, n, st->replacement, r);
         }
         size_t end = mark ? (size_t)(mark - text) : n;
-        ret = encode_piece(c->enc, c->next, text + at, end - at, c->first && at == 0);
+        rc = encode_piece(c->enc, c->next, text + at, end - at, c->first && at == 0);
         at = end;
     }
     free(text);
-    return ret;
+    return rc;
 }
 
 int encode_piece(struct encoder *enc, int32_t at, const char *s, size_t len, bool first)

@@ -154,11 +154,11 @@ static int read_piece(struct spm *m, struct wire w)
     char copy[TOKEN_TEXT_BYTES]; /* NUL-terminated, for messages */
     memcpy(copy, text.at, len);
     copy[len] = 0;
-    int ret = vocab_add(m->t, p.id, copy, len, m->e);
-    if (ret == 0) {
+    int rc = vocab_add(m->t, p.id, copy, len, m->e);
+    if (rc == 0) {
         m->piece[m->n++] = p;
     }
-    return ret;
+    return rc;
 }
 
 static int read_trainer(struct spm *m, struct wire w)
@@ -268,19 +268,19 @@ static int make_bpe(struct spm *m)
         type[i] = m->piece[i].type;
     }
     qsort(m->piece, (size_t)m->n, sizeof(*m->piece), by_score);
-    int ret = 0;
+    int rc = 0;
     int32_t rank = 0;
-    for (int32_t i = 0; i < m->n && ret == 0; i++) {
+    for (int32_t i = 0; i < m->n && rc == 0; i++) {
         rank += i > 0 && m->piece[i].score != m->piece[i - 1].score;
         if (merges(type, m->piece[i].id)) {
-            ret = add_merges(m, type, m->piece[i].id, rank);
+            rc = add_merges(m, type, m->piece[i].id, rank);
         }
     }
     free(type);
     t->model = MODEL_BPE;
     t->bpe.byte_fallback = m->byte_fallback;
     t->bpe.fuse_unk = true;
-    return ret == 0 ? bpe_finish(t, m->e) : ret;
+    return rc == 0 ? bpe_finish(t, m->e) : rc;
 }
 
 static int make_unigram(struct spm *m)
@@ -315,25 +315,25 @@ static int add_normal(struct spm *m, enum normal_kind kind, const char *from, co
  * front, spaces become marks. */
 static int make_normalizers(struct spm *m)
 {
-    int ret = 0;
+    int rc = 0;
 
     if (m->remove_spaces) {
         m->t->normal[m->t->n_normal++] =
             (struct normal){.kind = NORMAL_STRIP, .left = true, .right = true};
-        ret = add_normal(m, NORMAL_REPLACE, " {2,}", " ");
+        rc = add_normal(m, NORMAL_REPLACE, " {2,}", " ");
     }
-    if (ret == 0 && m->dummy_prefix) {
-        ret = add_normal(m, NORMAL_PREPEND, "", "\xE2\x96\x81");
+    if (rc == 0 && m->dummy_prefix) {
+        rc = add_normal(m, NORMAL_PREPEND, "", "\xE2\x96\x81");
     }
-    return ret == 0 ? add_normal(m, NORMAL_REPLACE, " ", "\xE2\x96\x81") : ret;
+    return rc == 0 ? add_normal(m, NORMAL_REPLACE, " ", "\xE2\x96\x81") : rc;
 }
 
 static int make_added(struct spm *m)
 {
     struct tokenizer *t = m->t;
-    int ret = 0;
+    int rc = 0;
 
-    for (int32_t i = 0; i < m->n && ret == 0; i++) {
+    for (int32_t i = 0; i < m->n && rc == 0; i++) {
         const struct piece *p = &m->piece[i];
         if (p->type != PIECE_CONTROL && p->type != PIECE_UNKNOWN && p->type != PIECE_USER) {
             continue;
@@ -343,12 +343,12 @@ static int make_added(struct spm *m)
         size_t len = t->token[p->id].text_len;
         memcpy(text, t->text + t->token[p->id].text_off, len);
         text[len] = 0;
-        ret = added_add(t, &a, text, len, p->type != PIECE_USER, m->e);
+        rc = added_add(t, &a, text, len, p->type != PIECE_USER, m->e);
         if (p->type == PIECE_UNKNOWN) {
             t->bpe.unk = t->unigram.unk = p->id;
         }
     }
-    return ret == 0 ? added_finish(t, m->e) : ret;
+    return rc == 0 ? added_finish(t, m->e) : rc;
 }
 
 static int make_decoder(struct spm *m)
@@ -375,38 +375,38 @@ int tokenizer_parse_spm(struct tokenizer *t, const uint8_t *data, size_t len, st
                     .e = e};
 
     t->bos = t->eos = t->bpe.unk = t->unigram.unk = -1;
-    int ret = read_model_proto(&m, (struct wire){data, data + len});
-    if (ret == 0 && m.n == 0) {
-        ret = broken(&m);
+    int rc = read_model_proto(&m, (struct wire){data, data + len});
+    if (rc == 0 && m.n == 0) {
+        rc = broken(&m);
     }
-    if (ret == 0 && m.has_map) {
-        ret =
+    if (rc == 0 && m.has_map) {
+        rc =
             err_set(e, ERR_UNSUPPORTED,
                     "tokenizer.model: its character map is not supported; a tokenizer.json may be");
     }
-    if (ret == 0 && m.model_type != UNIGRAM && m.model_type != BPE) {
-        ret = err_set(e, ERR_UNSUPPORTED,
-                      "tokenizer.model: model type %lld; unigram (1) and BPE (2) are supported",
-                      (long long)m.model_type);
+    if (rc == 0 && m.model_type != UNIGRAM && m.model_type != BPE) {
+        rc = err_set(e, ERR_UNSUPPORTED,
+                     "tokenizer.model: model type %lld; unigram (1) and BPE (2) are supported",
+                     (long long)m.model_type);
     }
-    if (ret == 0) {
-        ret = make_normalizers(&m);
+    if (rc == 0) {
+        rc = make_normalizers(&m);
     }
-    if (ret == 0) {
-        ret = make_added(&m);
+    if (rc == 0) {
+        rc = make_added(&m);
     }
-    if (ret == 0) {
-        ret = m.model_type == BPE ? make_bpe(&m) : make_unigram(&m);
+    if (rc == 0) {
+        rc = m.model_type == BPE ? make_bpe(&m) : make_unigram(&m);
     }
-    if (ret == 0) {
-        ret = make_decoder(&m);
+    if (rc == 0) {
+        rc = make_decoder(&m);
     }
-    if (ret == 0) {
+    if (rc == 0) {
         t->bos = m.bos >= 0 && m.bos < m.n ? (int32_t)m.bos : -1;
         t->eos = m.eos >= 0 && m.eos < m.n ? (int32_t)m.eos : -1;
         t->prefix[0] = t->bos;
         t->n_prefix = t->bos >= 0;
     }
     free(m.piece);
-    return ret;
+    return rc;
 }

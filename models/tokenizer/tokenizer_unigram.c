@@ -96,17 +96,17 @@ static void find_paths(const struct unigram *u, const char *s, int32_t len, stru
 static int emit_unknown(struct encoder *enc, const char *s, int32_t start, int32_t end)
 {
     const struct unigram *u = &enc->t->unigram;
-    int ret = 0;
+    int rc = 0;
     /* the text may be that of the unknown token itself */
     int32_t id = vocab_find(enc->t, s + start, (size_t)(end - start));
 
     if (id >= 0 || !u->byte_fallback) {
         return encoder_emit(enc, id >= 0 ? &id : &u->unk, 1);
     }
-    for (int32_t i = start; i < end && ret == 0; i++) {
-        ret = encoder_emit(enc, &u->byte_id[(uint8_t)s[i]], 1);
+    for (int32_t i = start; i < end && rc == 0; i++) {
+        rc = encoder_emit(enc, &u->byte_id[(uint8_t)s[i]], 1);
     }
-    return ret;
+    return rc;
 }
 
 static int emit_path(struct encoder *enc, const char *s, int32_t len, struct path *best)

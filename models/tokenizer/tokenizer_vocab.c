@@ -151,9 +151,9 @@ int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, str
         return err_set(e, ERR_INVALID, "token \"%.40s\" has the id %d; 0 to %d are allowed", text,
                        id, LIMIT_VOCAB - 1);
     }
-    int ret = vocab_reserve_ids(t, id + 1, e);
-    if (ret != 0) {
-        return ret;
+    int rc = vocab_reserve_ids(t, id + 1, e);
+    if (rc != 0) {
+        return rc;
     }
     struct token *k = &t->token[id];
     if (k->flags & TOKEN_DEFINED) {
@@ -170,9 +170,9 @@ int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, str
     if (s->id >= 0) {
         return err_set(e, ERR_INVALID, "token \"%.40s\" has two ids, %d and %d", text, s->id, id);
     }
-    ret = vocab_text(t, text, len, &off, e);
-    if (ret != 0) {
-        return ret;
+    rc = vocab_text(t, text, len, &off, e);
+    if (rc != 0) {
+        return rc;
     }
     *k = (struct token){
         .text_off = off, .text_len = (uint32_t)len, .out_off = off, .flags = TOKEN_DEFINED};
