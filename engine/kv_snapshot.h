@@ -1,5 +1,5 @@
-/* A snapshot of the KV pool and of the requests, for observers: the /watch route and
- * the status page draw it. */
+/* A snapshot of the KV pool and of the requests, for observers: the
+ * route /debug/kv sends it, the page at / draws it. */
 #ifndef QUIRE_ENGINE_KV_SNAPSHOT_H
 #define QUIRE_ENGINE_KV_SNAPSHOT_H
 

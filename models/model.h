@@ -1,8 +1,8 @@
 /* A model: its configuration, its weights on a backend, and its forward pass.
  *
- * A family is one file of models/families/: a table of tensors and a straight-line
- * `forward` (llama.c is the one to read first). registry.c lists the families; each
- * names the architectures of config.json that it computes.
+ * A family (models/families/) is a table of tensors and a straight-line `forward`, its
+ * own or another family's; llama.c is the one to read first. registry.c lists the
+ * families; each names the architectures of config.json that it computes.
  */
 #ifndef QUIRE_MODELS_MODEL_H
 #define QUIRE_MODELS_MODEL_H

@@ -50,7 +50,7 @@ void constrain_vocab_free(struct constrain_vocab *v);
 enum grammar_kind {
     GRAMMAR_JSON_OBJECT, /* any JSON object; the text is empty */
     GRAMMAR_JSON_SCHEMA, /* the text is a JSON Schema, draft 2020-12 or 7 */
-    GRAMMAR_REGEX,       /* the whole answer matches the expression (regex.h) */
+    GRAMMAR_REGEX,       /* the whole answer matches the expression (rx_parse.c) */
     GRAMMAR_CHOICE,      /* the text is a JSON array of strings: one of them */
     GRAMMAR_LARK,        /* a context-free grammar (lark.h) */
 };

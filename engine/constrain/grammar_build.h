@@ -1,5 +1,5 @@
-/* Building a grammar: what the front ends (json_schema.c, lark.c, choice) call and the
- * compiler (grammar.c) turns into tables.
+/* Building a grammar: what the front ends (json_schema/, notation/, rx/) call and
+ * the compiler (grammar.c) turns into tables.
  *
  * A grammar has two levels. Regular expressions over bytes make terminals: they are
  * nodes of an arena, equal ones are one node, and besides the usual operators they have

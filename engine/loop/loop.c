@@ -271,7 +271,7 @@ static void update_gauges(struct engine *e)
 }
 
 /* Sends what the turn has produced, and frees what has ended. The counters come first:
- * whoever reads them once a request has been answered finds all of it counted. */
+ * read once a request has been answered, they hold all of it. */
 static void reap(struct engine *e)
 {
     decode_reap(e->sched, &e->deltas);

@@ -448,8 +448,8 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     if (seqs * p->mask_words > INT32_MAX) {
         free(p);
         return err_set_param(e, ERR_INVALID, "max_num_seqs",
-                             "%d sequences are too many for a vocabulary of %d ids: their masks "
-                             "have more than 2^36 bits",
+                             "max_num_seqs is %d, too many for a vocabulary of %d ids: their "
+                             "masks have more than 2^36 bits",
                              c->max_num_seqs, c->vocab);
     }
     p->shadow = malloc((size_t)(groups * seqs * p->table_width) * sizeof(*p->shadow));

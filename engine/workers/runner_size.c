@@ -137,7 +137,7 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     }
     if (s->max_model_len > c->max_positions) {
         return err_set_param(e, ERR_INVALID, "max_model_len",
-                             "%lld, but the model was made for %d positions",
+                             "max_model_len is %lld, but the model was made for %d positions",
                              (long long)s->max_model_len, c->max_positions);
     }
     ret->vocab = c->vocab;

@@ -57,7 +57,7 @@ struct step_header {
     int32_t n_windows;           /* different sliding windows */
     int32_t top_stride;          /* best tokens per sample */
     int32_t n_late_mask;         /* masks that come after the launch */
-    /* Where kernels write results (struct step_answers): pinned host memory, or rank
+    /* Where kernels write results (step.c): pinned host memory, or rank
      * 0's device memory when ranks share the sampling. */
     int32_t *result_token;
     float *result_logprob;

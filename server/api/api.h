@@ -1,8 +1,9 @@
-/* The API's request bodies: /v1/completions, /v1/chat/completions, /tokenize and
- * /detokenize, validated field by field.
+/* The API's request bodies, validated field by field.
  *
- * One table (api_table.c) has a row for every field: name, type, bounds, meaning. It
- * validates requests, and /openapi.json is printed from it, so the document and the
+ * A table has a row for every field: name, type, bounds, meaning. That of
+ * /v1/completions and /v1/chat/completions is in api_table.c, those of /tokenize and
+ * /detokenize in api_prompt.c, those of /v1/responses and /v1/messages in agents/. They
+ * validate requests, and /openapi.json is printed from them, so the document and the
  * server agree. A field that needs more than a type and a range has its own reader
  * (api_values.c, api_lists.c, api_prompt.c). Every error names the field, the value and
  * what is allowed, through `struct err`.

@@ -364,6 +364,17 @@ static void append_choice(struct commit *c, struct group *g, struct seq *q,
     seq_append(q, x->token);
 }
 
+/* Whether the next beam k is the first child of the beam that it continues. */
+static bool is_first_child(const struct beam *b, int32_t k)
+{
+    for (int32_t before = 0; before < k; before++) {
+        if (b->next[before].from == b->next[k].from) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Free the beams without a child, fork those with several, append the tokens. The first
  * child of a beam continues its sequence. */
 static void advance_beams(struct commit *c, struct group *g, const struct plan_item *it, int32_t n,
@@ -391,11 +402,7 @@ static void advance_beams(struct commit *c, struct group *g, const struct plan_i
     /* Fork before anything is appended to the parents. */
     for (int32_t k = n_next - 1; k >= 0; k--) {
         const struct beam_choice *x = &b->next[k];
-        bool first = true;
-        for (int32_t before = 0; before < k; before++) {
-            first = first && b->next[before].from != x->from;
-        }
-        if (first) {
+        if (is_first_child(b, k)) {
             continue;
         }
         struct seq *child = free_seq(g);
@@ -405,11 +412,7 @@ static void advance_beams(struct commit *c, struct group *g, const struct plan_i
     }
     for (int32_t k = 0; k < n_next; k++) {
         const struct beam_choice *x = &b->next[k];
-        bool first = true;
-        for (int32_t before = 0; before < k; before++) {
-            first = first && b->next[before].from != x->from;
-        }
-        if (first) {
+        if (is_first_child(b, k)) {
             append_choice(c, g, b->live[x->from], x, parent_node[x->from],
                           sample_row_of(&it[x->from]));
         }

@@ -94,8 +94,8 @@ __device__ __forceinline__ float query_sum(float x)
 
 /* The queries of a work tile, eight in each of N column tiles, and what a warp has of
  * their outputs. A lane has queries 2 (lane % 4) and the next of a column tile, of
- * scores tokens lane / 4 and 8 more, of outputs two dims of each 16, DIM and DIM + STEP.
- * T is the matrix unit's type, C the cache's (attn_decode.cuh). */
+ * scores tokens lane / 4 and 8 more, of outputs two dims of each 16, DIM and
+ * DIM + STEP. T is the matrix unit's type, C the cache's (attn_decode.cuh). */
 template <typename T, typename C, int D, bool TALL> struct decode_tile {
     static constexpr bool CODES = sizeof(C) == 1;
     static constexpr int N = TALL ? 2 : 1, B = sizeof(C);
@@ -161,7 +161,7 @@ template <typename T, typename C, int D, bool TALL> struct decode_tile {
         }
     }
 
-    /* Keys of 32 dims from the k-th 16 on, from chunk 0 or 1 at `at`: tokens as rows. */
+    /* Keys of 32 dims from the k-th 16 on, of chunk 0 or 1 at `at`: tokens as rows. */
     __device__ __forceinline__ void load_keys(uint32_t (&w)[2][4], uint32_t at, int k) const
     {
         if constexpr (CODES) {

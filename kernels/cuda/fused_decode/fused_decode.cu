@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* 16 codes of two rows by 16 activations in e4m3_order. */
+/* 16 codes of two rows by 16 activations after to_e4m3_order. */
 template <typename T>
 __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const uint4 &high,
                                         const vector16 *x)
