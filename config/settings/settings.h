@@ -1,6 +1,6 @@
 /* The settings. Each is one row of the table in settings_table.c: YAML key, flag,
  * environment variable, alias, type, bounds, default and help. Validation, `--help`,
- * the reference in README and manual page, and `quire config` come from that table.
+ * docs/settings.md, config/quire.yaml, the manual page and `quire config` come from it.
  * Precedence: flag, environment, file, default.
  */
 #ifndef QUIRE_CONFIG_SETTINGS_SETTINGS_H

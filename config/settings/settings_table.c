@@ -1,4 +1,4 @@
-/* The table of settings, in the order of --help and of the README's reference. */
+/* The table of settings, in the order of --help and of docs/settings.md. */
 #include "config/settings/settings_table.h"
 
 #include <assert.h>
