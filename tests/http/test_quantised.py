@@ -392,7 +392,8 @@ def rms(x):
 def test_fixed_scales_err_as_rounding_by_them_does(start, tmp_path, story, form, options, stored):
     """Against the decoded weights in float64, where the inputs of products are rounded by the file's
     scales and nothing else is. Inputs near the middle between two codes go either way, so errors
-    are not the same; errors of another origin would be apart by 1.4 times what is explained."""
+    are not the same, and how far they are apart differs from processor to processor: half of what
+    is explained, or three quarters. Errors of another origin would be apart by 1.4 times that."""
     made = quantize(DEMO, str(tmp_path / "q"), "--format", form, "--text", story, *options)
     assert made.returncode == 0, made.stderr
     group, header = described(tmp_path / "q")
@@ -410,7 +411,7 @@ def test_fixed_scales_err_as_rounding_by_them_does(start, tmp_path, story, form,
     print(form, options, "explained", explained, "served", rms(served - exact), "apart",
           rms(served - rounded))
     assert rms(served - exact) <= 1.25 * explained
-    assert rms(served - rounded) <= np.sqrt(0.5) * explained
+    assert rms(served - rounded) <= explained
     perplexities_are_explained(made.stdout.splitlines()[-1], model, story)
 
 
