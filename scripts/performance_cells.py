@@ -49,6 +49,8 @@ def gpu_of(machine):
 
 def rate(cell):
     """Tokens a second of what the run is about: decoding, or prompts, or the whole job."""
+    if " jobs of " in cell["job"]:
+        return cell.get("output_tok_s")
     for key in ("decode_tok_s", "prefill_tok_s", "output_tok_s"):
         if cell.get(key) and (key != "prefill_tok_s" or cell["job"].startswith("prefill")):
             return cell[key]
