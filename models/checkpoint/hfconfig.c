@@ -839,6 +839,16 @@ static void raw_init(struct raw_config *raw)
     raw->time_limit[0] = raw->time_limit[1] = NAN;
 }
 
+bool raw_is_text_part(const struct json *j)
+{
+    for (size_t i = 0; i < ARRAY_LEN(MEMBERS); i++) {
+        if (MEMBERS[i].read == read_text_config && json_key_is(j, MEMBERS[i].key)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The configuration of a vision model's text part, in an object of its own. */
 static bool read_text_config(struct json *j, struct raw_config *raw)
 {
@@ -852,8 +862,7 @@ static bool read_text_config(struct json *j, struct raw_config *raw)
     raw_init(raw->text);
     json_enter_object(j);
     while (json_next_member(j)) {
-        if (json_key_is(j, "text_config") || json_key_is(j, "llm_config") ||
-            json_key_is(j, "transformer_layer_config")) { /* not deeper */
+        if (raw_is_text_part(j)) { /* not deeper */
             json_skip(j);
         } else {
             read_member(j, raw->text);

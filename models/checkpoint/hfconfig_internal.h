@@ -194,6 +194,9 @@ int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct e
  * text model and the sizes that text_config leaves out in their place. */
 int raw_config_unwrap(struct raw_config *raw, struct err *e);
 
+/* Whether the member at hand is a model's text part, under any of its names. */
+bool raw_is_text_part(const struct json *j);
+
 /* hfconfig_left_out.c: members of config.json that transformers has by default for
  * this model, as the text of an object; NULL: none but those that raw_config_derive
  * knows. */

@@ -94,16 +94,16 @@ __device__ __forceinline__ float query_sum(float x)
 
 /* The queries of a work tile, eight in each of N column tiles, and what a warp has of
  * their outputs. A lane has queries 2 (lane % 4) and the next of a column tile, of
- * scores tokens lane / 4 and 8 more, of outputs two dims of each 16, DIM and
- * DIM + STEP. T is the matrix unit's type, C the cache's (attn_decode.cuh). */
+ * scores tokens lane / 4 and 8 more, of outputs two dims of each 16: lane / 4 and 8
+ * more, too, but of codes 2 (lane / 4) and the next. T is the matrix unit's type, C the
+ * cache's (attn_decode.cuh). */
 template <typename T, typename C, int D, bool TALL> struct decode_tile {
     static constexpr bool CODES = sizeof(C) == 1;
     static constexpr int N = TALL ? 2 : 1, B = sizeof(C);
-    static constexpr int STEP = CODES ? 1 : 8; /* DIM: lane / 4 * (CODES ? 2 : 1) */
-    uint32_t q[N][D / 16][2];                  /* of query lane / 4 */
-    float scale[N][2];      /* scores to exponents of two, or to what soft_cap takes */
-    float o[N][D / 16][4];  /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
-    float m[N][2], l[N][2]; /* what weights are relative to; this lane's sum of them */
+    uint32_t q[N][D / 16][2]; /* of query lane / 4 */
+    float scale[N][2];        /* scores to exponents of two, or to what soft_cap takes */
+    float o[N][D / 16][4];    /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
+    float m[N][2], l[N][2];   /* what weights are relative to; this lane's sum of them */
     /* of int8: o is in units of this power of two, which the greatest scale of a value
      * so far does not exceed, so that weights times scales stay in float16's range */
     float unit;
@@ -368,7 +368,7 @@ template <typename T, typename C, int D, bool TALL> struct decode_tile {
                     *(float2 *)to = make_float2(first, second);
                 } else {
                     *to = first;
-                    *(x.at(warp, r, i % 2 * 16 + g + STEP) + i / 2 * 32) = second;
+                    *(x.at(warp, r, i % 2 * 16 + g + 8) + i / 2 * 32) = second;
                 }
             }
             if (g == 0) {

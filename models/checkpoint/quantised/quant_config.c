@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "config/base/json.h"
+#include "models/checkpoint/hfconfig_internal.h"
 
 static const char KEY[] = "quantization_config";
 
@@ -538,8 +539,7 @@ static void read_keyed(struct json *j, const char *key, bool in_text, struct raw
                        bool *ret_found)
 {
     while (json_next_member(j)) {
-        bool text = json_key_is(j, "text_config") || json_key_is(j, "llm_config");
-        if (in_text && text && json_peek(j) == JSON_OBJECT) {
+        if (in_text && raw_is_text_part(j) && json_peek(j) == JSON_OBJECT) {
             json_enter_object(j);
             read_keyed(j, key, false, r, ret_found);
         } else if (!in_text && json_key_is(j, key) && !*ret_found && json_peek(j) != JSON_NULL) {

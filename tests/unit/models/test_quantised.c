@@ -303,6 +303,7 @@ static void a_text_part_may_have_the_configuration(void **state)
         enum quant_method want;
     } cases[] = {{INNER, "\"quantization_config\":null", QUANT_FP8},
                  {"\"a\":1", INNER, QUANT_FP8},
+                 {"\"a\":1", "\"llm_config\":{\"quantization_config\":" FP8 "}", QUANT_FP8},
                  {INNER, OUTER, QUANT_AWQ},
                  {OUTER, INNER, QUANT_AWQ}};
     struct quant_config q;
