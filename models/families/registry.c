@@ -184,21 +184,33 @@ bool model_gathers(const struct model *m, const struct batch *b)
     return m->family->gathers && b->n_logits < b->n_tokens && model_is_last(m) && !all;
 }
 
+/* The logits of a chunk, whose first row is the batch's `first`. */
+static struct mat head_chunk(struct model *m, const struct batch *b, int32_t first)
+{
+    bool gathered = model_gathers(m, b); /* hidden has the rows of logits alone */
+    int32_t n = MIN(b->n_logits - first, m->options.max_logits);
+    struct mat logits = mat_rows(m->logits, 0, n);
+    struct mat rows = mat_rows(gathered ? m->hidden : m->gathered, gathered ? first : 0, n);
+
+    if (!gathered) {
+        m->backend->ops->gather(m->backend, rows, mat_rows(m->hidden, 0, b->n_tokens), first);
+    }
+    transformer_head(m, logits, rows);
+    return logits;
+}
+
 static void head_and_sample(struct model *m, const struct batch *b)
 {
-    const struct backend_ops *ops = m->backend->ops;
-    bool microbatch_results_before = model_gathers(m, b);
+    int32_t most = m->options.max_logits;
 
-    for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
-        int32_t n = MIN(b->n_logits - first, m->options.max_logits);
-        struct mat logits = mat_rows(m->logits, 0, n);
-        struct mat rows = mat_rows(microbatch_results_before ? m->hidden : m->gathered,
-                                   microbatch_results_before ? first : 0, n);
-        if (!microbatch_results_before) {
-            ops->gather(m->backend, rows, mat_rows(m->hidden, 0, b->n_tokens), first);
-        }
-        transformer_head(m, logits, rows);
-        ops->sample(m->backend, logits, first);
+    /* From the first sampling on a device waits for late masks, and can load no kernel
+     * meanwhile. So what later chunks launch is launched once in front of it. */
+    for (int32_t first = most; m->backend->async && b->n_late_mask > 0 && first < b->n_logits;
+         first += most) {
+        head_chunk(m, b, first);
+    }
+    for (int32_t first = 0; first < b->n_logits; first += most) {
+        m->backend->ops->sample(m->backend, head_chunk(m, b, first), first);
     }
 }
 

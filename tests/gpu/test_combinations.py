@@ -19,5 +19,5 @@ SEED = int(os.environ.get("QUIRE_COMBINATIONS_SEED", "21"))
 def test_combinations(seed):
     command = [sys.executable, os.path.join(HTTP, "combinations.py"), "--configs", "device", "--runs", str(RUNS // SERVERS),
                "--seed", str(seed), "--batch", "0", "--most", "1"]
-    run = subprocess.run(command, env=os.environ | {"QUIRE_GPU_DEVICE": DEVICE}, capture_output=True, text=True)
+    run = subprocess.run(command, env=os.environ | {"QUIRE_GPU_DEVICE": DEVICE}, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]

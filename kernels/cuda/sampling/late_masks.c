@@ -5,8 +5,9 @@
 
 /* Kernels are loaded when they are first launched, for which the driver may wait until
  * the device is idle: never, behind a kernel that waits for masks which the host
- * computes only after the launch. So all that may follow that kernel in a step are
- * loaded here. */
+ * computes only after the launch. So those that sample are loaded here; of the others
+ * of a step none may be launched behind that kernel before it has run in front of it
+ * (head_and_sample). */
 static cudaError_t load_kernels(const struct cuda_backend *c)
 {
     bool loaded = late_wait_load() && sample_load() &&
@@ -95,6 +96,7 @@ void cuda_late_wait(struct cuda_backend *c)
 {
     if (c->late_mask && !c->late_waited && c->late.flags) {
         c->late_waited = true;
+        cuda_expert_load_end(c);
         launch_late_wait(&c->late, &c->arrays, c->stream);
     }
 }
