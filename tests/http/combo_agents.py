@@ -102,7 +102,9 @@ def call_of(name, arguments):
 
 def read_response(r, need):
     """A response object as one choice."""
-    need(r["object"] == "response" and r["status"] in ("completed", "incomplete"), "a response's status", lambda: json.dumps(r)[:300])
+    failed = r["status"] == "failed"  # as a chat's choice whose finish_reason is "error"
+    known = failed and r["error"]["code"] == "invalid_prompt" or r["status"] in ("completed", "incomplete")
+    need(r["object"] == "response" and known, "a response's status", lambda: json.dumps(r)[:300])
     text, calls = "", []
     for item in r["output"]:
         if item["type"] == "message":
@@ -114,7 +116,7 @@ def read_response(r, need):
     need(not cut or r["incomplete_details"]["reason"] == "max_output_tokens", "why a response is incomplete", lambda: json.dumps(r)[:300])
     use = r["usage"]
     need(use["total_tokens"] == use["input_tokens"] + use["output_tokens"], "usage does not add up", lambda: str(use))
-    return {"text": text, "calls": calls, "finish_reason": "length" if cut else "tool_calls" if calls else "stop"}
+    return {"text": text, "calls": calls, "finish_reason": "error" if failed else "length" if cut else "tool_calls" if calls else "stop"}
 
 
 STOPS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}

@@ -34,6 +34,7 @@ struct responses_state {
     size_t text_sent;          /* bytes of `text` likewise, where it waits for its tokens */
     enum finish_reason finish; /* FINISH_NONE until the choice has ended */
     const char *error;         /* why the response failed; NULL: it has not */
+    const char *impossible;    /* of FINISH_IMPOSSIBLE: a static string, or NULL */
 };
 
 static int responses_init(void *state, const struct answer_info *info, struct err *e)
@@ -180,7 +181,9 @@ static void put_response(struct buf *b, const struct responses_state *s, const c
                "\"%s\",\"error\":",
                (long long)info->created, status);
     if (s->error) {
-        PUT(b, "{\"code\":\"server_error\",\"message\":");
+        PUT(b, "{\"code\":");
+        buf_json_puts(b, s->error == s->impossible ? "invalid_prompt" : "server_error");
+        PUT(b, ",\"message\":");
         buf_json_puts(b, s->error);
         buf_putc(b, '}');
     } else {
@@ -410,6 +413,9 @@ static int responses_tokens(struct buf *b, void *state, int32_t choice, const st
 {
     struct responses_state *s = state;
 
+    if (!choice && o->finish == FINISH_IMPOSSIBLE) {
+        s->impossible = o->error;
+    }
     if (choice || !shows_tokens(s)) {
         return 0;
     }
@@ -437,7 +443,7 @@ static int responses_finish(struct buf *b, void *state, int32_t choice, enum fin
     }
     s->finish = finish;
     if (finish != FINISH_STOP && finish != FINISH_LENGTH) {
-        s->error = "the response could not be completed";
+        s->error = s->impossible ? s->impossible : "the response could not be completed";
     }
     /* An answer without any text is one empty message. */
     if (s->items.n == 0) {

@@ -353,6 +353,21 @@ static void an_error_ends_a_response_as_failed(void **state)
     release(&a);
 }
 
+static void a_response_says_why_no_token_was_allowed(void **state)
+{
+    static const char why[] = "no next token is allowed";
+    const struct output o = {.finish = FINISH_IMPOSSIBLE, .error = why};
+    struct answer a;
+
+    (void)state;
+    begin(&a, &responses_dialect, true);
+    assert_int_equal(responses_dialect.tokens(&a.b, a.state, 0, &o, 0, 0), 0);
+    end(&a, FINISH_IMPOSSIBLE, NULL, false);
+    assert_non_null(strstr(a.b.data, "\"status\":\"failed\",\"error\":{\"code\":\"invalid_prompt\","
+                                     "\"message\":\"no next token is allowed\"}"));
+    release(&a);
+}
+
 /* ---- both ---- */
 
 static void splitting_the_text_changes_no_item(void **state)
@@ -394,6 +409,7 @@ int main(void)
         cmocka_unit_test(a_whole_response_that_was_cut_is_incomplete),
         cmocka_unit_test(an_answer_without_text_is_one_empty_message),
         cmocka_unit_test(an_error_ends_a_response_as_failed),
+        cmocka_unit_test(a_response_says_why_no_token_was_allowed),
         cmocka_unit_test(splitting_the_text_changes_no_item),
     };
 
