@@ -26,8 +26,9 @@
  * and forgotten. Which team has a stage depends on the experts of all rows, and so does
  * the order in which a row's sums are added.
  *
- * Weights of up and down may be e4m3 codes, which are widened in registers; the scale
- * of a row or of a group of columns multiplies its sums. Those of panels (panels.h) are
+ * Weights of up and down may be e4m3 codes, which become fp16 in registers, as
+ * activations do (scale_rows, give_halves); the scale of a row or of a group of columns
+ * multiplies its sums. Those of panels (panels.h) are
  * widened with their groups' scales, of int4 without; up and down may be panels of two
  * kinds (stream_panels.cu), in a ring whose stages have room for either. The router's
  * weights have 16 bits always.
@@ -41,39 +42,31 @@ namespace
 
 using namespace expert_stream;
 
-/* Whether the weights are e4m3 codes that become fp16 (B_HALVES). */
+/* Whether the weights are e4m3 codes, whose results of up have two planes. */
 bool by_halves(const expert_few *a)
 {
-    return a->up.w_scale && !a->up.panels && a->route.rows <= HALVES_ROWS;
+    return a->up.w_scale && !a->up.panels;
 }
 
 /* STATEMENT with L = the stream_launch for the operands of `a`, which are no groups. */
-#define DISPATCH_STREAM(a, STATEMENT)                                              \
-    do {                                                                           \
-        if ((a)->up.panels == PANELS_INT4) {                                       \
-            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>;          \
-            STATEMENT;                                                             \
-        } else if (by_halves(a)) {                                                 \
-            if ((a)->up.n_groups > 1) {                                            \
-                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, true>;  \
-                STATEMENT;                                                         \
-            } else {                                                               \
-                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, false>; \
-                STATEMENT;                                                         \
-            }                                                                      \
-        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {                      \
-            using L = stream_launch<__nv_bfloat16, 8, 8, true>;                    \
-            STATEMENT;                                                             \
-        } else if ((a)->up.w_scale) {                                              \
-            using L = stream_launch<__nv_bfloat16, 8, 8, false>;                   \
-            STATEMENT;                                                             \
-        } else if ((a)->up.type == T_F16) {                                        \
-            using L = stream_launch<__half, 16, 16, false>;                        \
-            STATEMENT;                                                             \
-        } else {                                                                   \
-            using L = stream_launch<__nv_bfloat16, 16, 16, false>;                 \
-            STATEMENT;                                                             \
-        }                                                                          \
+#define DISPATCH_STREAM(a, STATEMENT)                                     \
+    do {                                                                  \
+        if ((a)->up.panels == PANELS_INT4) {                              \
+            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>; \
+            STATEMENT;                                                    \
+        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {             \
+            using L = stream_launch<__nv_bfloat16, 8, 8, true>;           \
+            STATEMENT;                                                    \
+        } else if ((a)->up.w_scale) {                                     \
+            using L = stream_launch<__nv_bfloat16, 8, 8, false>;          \
+            STATEMENT;                                                    \
+        } else if ((a)->up.type == T_F16) {                               \
+            using L = stream_launch<__half, 16, 16, false>;               \
+            STATEMENT;                                                    \
+        } else {                                                          \
+            using L = stream_launch<__nv_bfloat16, 16, 16, false>;        \
+            STATEMENT;                                                    \
+        }                                                                 \
     } while (0)
 
 /* Whether stream_panels.cu has the kernel. */

@@ -39,21 +39,47 @@ __device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x
     }
 }
 
-/* Where what up makes of pair `pair` of a row lies, from its column `column` on; its
- * small values are a row behind the large ones. */
-template <int B>
+/* Results of up are fp16 times SMALL_BY where down's weights become fp16: they lose bits
+ * below 2^-18 alone. What is LARGE or no number is HALF_LARGE there, which nothing else
+ * is, and lies times LARGE_BY in a plane of its own, a pair's width behind. */
+enum { HALF_LARGE = 0xfc00 };
+constexpr float LARGE = 0x1p11f, SMALL_BY = 0x1p4f, LARGE_BY = 0x1p-14f;
+template <int D> constexpr int PLANES = D == 8 ? 2 : 1;
+
+/* All bits of the halves that say so. */
+__device__ __forceinline__ uint32_t large_halves(uint32_t word)
+{
+    return __vcmpeq2(word, (uint32_t)HALF_LARGE * 0x10001u);
+}
+
+/* Where what up makes of pair `pair` of a row lies, from its column `column` on. */
+template <int D>
 __device__ __forceinline__ uint16_t *middle(const expert_few &a, uint16_t *all, int row, int pair,
                                             int column)
 {
-    return all + (row * (a.route.top + a.shared_parts) + pair) * PLANES<B> * a.up.width + column;
+    return all + (row * (a.route.top + a.shared_parts) + pair) * PLANES<D> * a.up.width + column;
+}
+
+/* Two results of up as fp16, for down at `to` and, where one is large, `plane` elements
+ * behind. */
+__device__ __forceinline__ void give_halves(uint16_t *to, int plane, float left, float right)
+{
+    bool is[2] = {!(fabsf(left) < LARGE), !(fabsf(right) < LARGE)};
+
+    if (is[0] || is[1]) {
+        word_give(to + plane,
+                  pack2<__half>(is[0] ? left * LARGE_BY : 0.0f, is[1] ? right * LARGE_BY : 0.0f));
+    }
+    word_give(to, pack2<__half>(is[0] ? -INFINITY : left * SMALL_BY,
+                                is[1] ? -INFINITY : right * SMALL_BY));
 }
 
 /* Tile n of the block, item i of up: a lane has one column of two rows, and stores two
- * columns of one row. */
-template <typename T, int B, bool GROUPED>
+ * columns of one row. most: of up's rows. */
+template <typename T, int B, int D, bool GROUPED>
 __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_experts &c,
-                                          uint16_t *all, const sum_ring &sums, int n, int i,
-                                          int lane)
+                                          uint16_t *all, const sum_ring &sums, const row_most &most,
+                                          int n, int i, int lane)
 {
     int per = a.up.width / (TILE / 2), k = i / per, e = c.expert[k];
     int column = i % per * (TILE / 2) + (lane >> 2);
@@ -68,7 +94,7 @@ __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_expe
     float value[2];
 
     sums.take(v, n, lane);
-    join<B>(v);
+    unscale<B>(v, most, lane);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         value[j] = expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit);
@@ -77,22 +103,76 @@ __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_expe
     if (pair == NONE) {
         return;
     }
-    uint16_t *to = middle<B>(a, all, r, pair, column - odd);
+    uint16_t *to = middle<D>(a, all, r, pair, column - odd);
     float left = odd ? got : value[0], right = odd ? value[1] : got;
-    if constexpr (B == B_HALVES) {
-        split_value first(rounded<T>(left)), second(rounded<T>(right));
-        word_give(to, pack2<__half>(first.large, second.large));
-        word_give(to + a.up.width, pack2<__half>(first.small, second.small));
+    if constexpr (D == 8) {
+        give_halves(to, a.up.width, rounded<T>(left), rounded<T>(right));
     } else {
         word_give(to, pack2<T>(left, right));
     }
 }
 
+/* Chosen experts that the block has met large results of. */
+struct large_experts {
+    uint32_t bit[MOST_PAIRS / 32];
+};
+
+/* v += what large results add to a tile of down, of which multiplying warps have left
+ * them out. By one warp. */
+template <int D, bool GROUPED>
+__device__ __forceinline__ void add_large(float (&v)[4], const expert_few &a,
+                                          const chosen_experts &c, uint16_t *all,
+                                          const large_experts &large, int tile, int lane)
+{
+    const expert_product &p = a.down;
+    int end = large.bit[0] | large.bit[1] | large.bit[2] | large.bit[3] ? c.n : 0;
+
+#pragma unroll 1
+    for (int k = 0; k < end; k++) {
+        if (!(large.bit[k / 32] >> k % 32 & 1)) {
+            continue;
+        }
+        int64_t row = (int64_t)c.expert[k] * p.width + tile * TILE + (lane >> 2);
+        float2 share = *(const float2 *)&c.share[k][(lane & 3) * 2];
+        float2 scale = tile_scale<D, GROUPED>(p, row, row + TILE / 2);
+        int pair = c.pair[k][lane >> 2];
+#pragma unroll 1
+        for (int column = (lane & 3) * 8; column < p.k; column += GROUP) {
+            const uint16_t *from = middle<D>(a, all, lane >> 2, pair, column);
+            uint32_t x[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4 && pair != NONE; i++) {
+                x[i] = large_halves(word_wait(from + i * 2)) ? word_wait(from + p.k + i * 2) : 0;
+            }
+            if (!__any_sync(ROUTE_LANES, x[0] | x[1] | x[2] | x[3])) {
+                continue;
+            }
+            const char *w = (const char *)p.w + row * p.w_stride + column;
+            codes<D> low = {__ldg((const uint2 *)w)},
+                     high = {__ldg((const uint2 *)(w + TILE / 2 * p.w_stride))};
+            sums f = {};
+            multiply8<__half>(f, low.values(false, lane), high.values(false, lane),
+                              {{x[0], x[1], x[2], x[3]}});
+            if (GROUPED) {
+                const float *of = p.w_scale + row * p.n_groups + (column >> p.group_shift);
+                scale = make_float2(__ldg(of), __ldg(of + TILE / 2 * p.n_groups));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float s = i & 1 ? share.y : share.x;
+                float y = (i < 2 ? scale.x : scale.y) * (f.even[i] + f.odd[i]);
+                v[i] += s != 0.0f ? s * (y * (SMALL_BY / LARGE_BY)) : 0.0f;
+            }
+        }
+    }
+}
+
 /* Tile n of the block, tile `tile` of down. sum_turn: of the sum over ranks, if there
  * is one. */
-template <typename T, int D>
+template <typename T, int D, bool GROUPED>
 __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ranks &ranks,
-                                            const chosen_experts &c, const sum_ring &sums, int n,
+                                            const chosen_experts &c, uint16_t *all,
+                                            const large_experts &large, const sum_ring &sums, int n,
                                             int tile, uint32_t sum_turn, int lane)
 {
     int column = tile * TILE + (lane >> 2), row = (lane & 3) * 2;
@@ -117,10 +197,12 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
         }
     }
     sums.take(v, n, lane);
-    join<D>(v);
+    if constexpr (D == 8) {
+        add_large<D, GROUPED>(v, a, c, all, large, tile, lane);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[i] += biases[i];
+        v[i] = v[i] * (D == 8 ? 1.0f / SMALL_BY : 1.0f) + biases[i];
     }
     if (ranks.n_ranks > 0) {
         sum_tile<T>(v, ranks, sum_turn, tile, a.route.rows, lane);
@@ -137,7 +219,8 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
 template <typename T, int B, int D, bool GROUPED>
 __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &ranks,
                                        const chosen_experts &c, const exchange_turn &turn,
-                                       const sum_ring &sums, int warp, int lane)
+                                       const large_experts &large, const sum_ring &sums,
+                                       const row_most &most, int warp, int lane)
 {
     int n = 0, pairs = a.route.rows * (a.route.top + a.shared_parts);
     uint32_t sum_turn = 0;
@@ -152,21 +235,22 @@ __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &
     choice_sync();
     if (warp == 0 && lane == 0) {
         turn_pass(turn, a.exchange, a.route.rows * (int)a.route.scores_stride,
-                  pairs * PLANES<B> * a.up.width / 8);
+                  pairs * PLANES<D> * a.up.width / 8);
     }
     turn_clear(turn, a.exchange, warp * 32 + lane, FINISHERS * 32);
     __syncwarp();
+    uint16_t *all = a.exchange->set[turn.set].middle;
     int items = c.n * (a.up.width / (TILE / 2));
 #pragma unroll 1
     for (int i = blockIdx.x; i < items; i += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_up<T, B, GROUPED>(a, c, a.exchange->set[turn.set].middle, sums, n, i, lane);
+            finish_up<T, B, D, GROUPED>(a, c, all, sums, most, n, i, lane);
         }
     }
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_down<T, D>(a, ranks, c, sums, n, t, sum_turn, lane);
+            finish_down<T, D, GROUPED>(a, ranks, c, all, large, sums, n, t, sum_turn, lane);
         }
     }
 }
@@ -183,7 +267,7 @@ __device__ __forceinline__ int multiply_up(const expert_few &a, ring<R> &r, cons
     auto rows = [&](int item) {
         int64_t low =
             (int64_t)c.expert[item / per] * 2 * a.up.width + item % per * (TILE / 2) + lane / 4;
-        return row_pair{low, low + a.up.width};
+        return row_pair{low, a.up.width};
     };
 
     r.next(team);
@@ -217,13 +301,12 @@ struct down_part {
                                         const down_place &p, int warp, int lane)
     {
         constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
-        int place = lane >> 2, row = B == B_HALVES ? place % HALVES_ROWS : place;
+        int row = lane >> 2;
         int pair = p.k < c.n ? c.pair[p.k][row] : NONE;
         int column = p.s * STAGE_COLS + warp % TEAM * GROUP + (lane & 3) * 8;
         int n = min((a.down.k - column + TEAM * GROUP - 1) / (TEAM * GROUP), N);
 
         from = middle<B>(a, all, row, pair, column);
-        from += row != place ? a.up.width : 0;
         of = pair != NONE && n > 0 ? (1u << n) - 1 : 0;
     }
     /* Begins to copy it to groups `first` and after of x, which nobody else reads. */
@@ -241,10 +324,14 @@ struct down_part {
         }
         async_commit();
     }
-    /* Waits until all that a copy has brought was there. */
-    template <int B> __device__ __forceinline__ void settle(const stage_x &x, int first, int warp)
+    /* Waits until all that a copy has brought was there. Large results, of the chosen
+     * expert k, become zero in x and are noted. */
+    template <int B>
+    __device__ __forceinline__ void settle(const stage_x &x, int first, large_experts &large, int k,
+                                           int warp)
     {
         constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
+        uint32_t most = 0;
 
 #pragma unroll 1
         for (;;) {
@@ -256,6 +343,9 @@ struct down_part {
                     bool none = v.x == NOT_THERE || v.y == NOT_THERE || v.z == NOT_THERE ||
                                 v.w == NOT_THERE;
                     missing |= none ? 1u << j : 0;
+                    if (B == 8) {
+                        most = none ? most : __vmaxu2(most, most_of(v, ~0u));
+                    }
                 }
             }
             of = missing;
@@ -266,6 +356,15 @@ struct down_part {
             async_wait<0>();
         }
         random_delay();
+        if (B == 8 && max(most >> 16, most & 0xffffu) >= HALF_LARGE) {
+            atomicOr(large.bit + k / 32, 1u << k % 32);
+#pragma unroll 1
+            for (int i = 0; i < N * 4; i++) {
+                uint32_t word = x.address(first + warp % TEAM + i / 4 * TEAM) + i % 4 * 4;
+                uint32_t v = load_word(word);
+                store_word(word, v & ~large_halves(v));
+            }
+        }
         __syncwarp();
     }
 };
@@ -275,7 +374,8 @@ struct down_part {
 template <typename T, int B, bool GROUPED, int R>
 __device__ __forceinline__ void
 multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c, uint16_t *all,
-                   ring<R> &r, const stage_x &x, int slots, int first, int tile, int warp, int lane)
+                   large_experts &large, ring<R> &r, const stage_x &x, int slots, int first,
+                   int tile, int warp, int lane)
 {
     constexpr int SLOT = STAGE_COLS / GROUP, TEAM = team_of<B>::SIZE, TEAMS = team_of<B>::COUNT;
     int per = (a.down.k + STAGE_COLS - 1) / STAGE_COLS, slot = warp / TEAM * slots * SLOT,
@@ -298,13 +398,12 @@ multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c
 #pragma unroll 1
     while (now.k < c.n) {
         int64_t row = (int64_t)c.expert[now.k] * a.down.width + tile * TILE + (lane >> 2);
-        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2 % (ROWS / PLANES<B>)];
+        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
         float2 scale = tile_scale<B, GROUPED>(a.down, row, row + TILE / 2);
         sums f = {};
         async_wait<1>();
-        part.settle<B>(x, at, warp);
-        multiply_stage<T, B, GROUPED>(r, f, x, at, a.down, {row, row + TILE / 2}, now.s, warp,
-                                      lane);
+        part.settle<B>(x, at, large, now.k, warp);
+        multiply_stage<T, B, GROUPED>(r, f, x, at, a.down, {row, TILE / 2}, now.s, warp, lane);
         part = next;
         ahead.skip(TEAMS, per);
         if (slots == 1) {
@@ -329,9 +428,9 @@ multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c
 
 template <typename T, int B, bool GROUPED, int R>
 __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_experts &c,
-                                              uint16_t *all, ring<R> &r, const stage_x &x,
-                                              int slots, int first, const sum_ring &to, int &n_tile,
-                                              int warp, int lane)
+                                              uint16_t *all, large_experts &large, ring<R> &r,
+                                              const stage_x &x, int slots, int first,
+                                              const sum_ring &to, int &n_tile, int warp, int lane)
 {
     constexpr int TEAMS = team_of<B>::COUNT;
     int n = c.n * ((a.down.k + STAGE_COLS - 1) / STAGE_COLS);
@@ -339,7 +438,7 @@ __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
         float sum[4] = {};
-        multiply_down_tile<T, B, GROUPED>(sum, a, c, all, r, x, slots, first, t, warp, lane);
+        multiply_down_tile<T, B, GROUPED>(sum, a, c, all, large, r, x, slots, first, t, warp, lane);
         to.give(sum, n_tile++, warp, lane);
         first = n > 0 ? (first + n * TEAMS - n) % TEAMS : first;
     }
@@ -360,6 +459,8 @@ struct stream_layout {
 struct stream_shared {
     float4 sums[SUM_BUFFERS * MULTIPLIERS];
     float squares[WARPS * ROWS];
+    uint32_t row_most[ROWS];
+    large_experts large;
     uint64_t full[MOST_STAGES], empty[MOST_STAGES], norm, router;
     uint64_t sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
     chosen_experts chosen;
@@ -374,26 +475,27 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream
     const row_source from = {
         a.up.x,      a.up.x_stride,           a.route.rows, a.up.k,    a.normed ? &a.norm : NULL,
         norm_weight, shared_address(&s.norm), a.h,          a.h_stride};
+    const row_most most = {s.row_most};
     int n_tile = 0;
 
     pdl_wait();
     if (threadIdx.x == MULTIPLIERS - 1) { /* load_rows waits for it, too */
         async_copy_or_zeros(shared_address(&s.turn), &a.exchange->turn, true);
     }
-    load_rows<T>(x, from, s.squares, warp, lane);
+    load_rows<T, B>(x, from, s.squares, most, warp, lane);
     auto &set = a.exchange->set[s.turn.set];
     if (blockIdx.x * ROUTER_TILE < a.route.n) {
         barrier_wait(shared_address(&s.router), 0);
         score_tile<T>(a, x, r.base, s.sums, (float *)set.scores, warp, lane);
     }
-    split_rows<T, B>(x, from, warp, lane);
+    scale_rows<B>(x, from, most, warp, lane);
     choose(a, s.chosen, (const float *)set.scores, warp, lane);
     choice_sync();
     int first = multiply_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
     pdl_release();
     multipliers_sync(); /* down's activations take the place of up's */
-    multiply_down<T, D, GROUPED>(a, s.chosen, set.middle, r, x, slots, first, to, n_tile, warp,
-                                 lane);
+    multiply_down<T, D, GROUPED>(a, s.chosen, set.middle, s.large, r, x, slots, first, to, n_tile,
+                                 warp, lane);
 }
 
 /* The weights of up are stored as B says, those of down as D. */
@@ -416,6 +518,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         s.chosen.pair[0][i] = NONE;
         s.chosen.share[0][i] = 0.0f;
     }
+    if (threadIdx.x < ROWS) {
+        s.row_most[threadIdx.x] = 0;
+    }
+    if (threadIdx.x < MOST_PAIRS / 32) {
+        s.large.bit[threadIdx.x] = 0;
+    }
     if (threadIdx.x < MOST_EXPERTS / 32) {
         s.chosen.bit[threadIdx.x] = 0;
     }
@@ -429,12 +537,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, PLANES<B>, lane);
+        stage_x x(base + layout.x, layout.x_rows, lane);
         multiply<T, B, D, GROUPED>(a, r, s, x, layout.slots, to, norm_weight, warp, lane);
         return;
     }
     if (warp >= WARPS + LOADERS) {
-        finish<T, B, D, GROUPED>(a, ranks, s.chosen, s.turn, to, warp - WARPS - LOADERS, lane);
+        finish<T, B, D, GROUPED>(a, ranks, s.chosen, s.turn, s.large, to, {s.row_most},
+                                 warp - WARPS - LOADERS, lane);
         return;
     }
     if (warp == WARPS && lane == 0 && a.normed) {
@@ -453,9 +562,9 @@ constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
 template <int B, int D> stream_layout layout_of(int rows, int k)
 {
     int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = room_for(rows);
-    int all_rows = x_rows * PLANES<B>, slots = all_rows == ROWS ? 1 : 2;
+    int slots = x_rows == ROWS ? 1 : 2;
     int of_down = slots * team_of<B>::COUNT;
-    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(all_rows),
+    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
         norm = depth * STAGE_COLS * 2;
     int count = (SHARED_MOST - x - norm) / stage_of<WIDER<B, D>>::BYTES;
 

@@ -28,6 +28,7 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
 struct linear_shared {
     float4 sums[SUM_BUFFERS * MULTIPLIERS];
     float squares[WARPS * ROWS];
+    uint32_t row_most[ROWS];
     uint64_t full[MOST_STAGES], empty[MOST_STAGES], sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
     uint64_t norm;
 };
@@ -49,15 +50,16 @@ __device__ __forceinline__ void multiply(const expert_linear &a, ring<B> &r, lin
                              a.h_stride};
     auto rows = [&](int tile) {
         int64_t low = (int64_t)tile * TILE + lane / 4;
-        return row_pair{low, low + TILE / 2};
+        return row_pair{low, TILE / 2};
     };
+    const row_most most = {s.row_most};
     int n = 0;
 
     pdl_wait();
     pdl_release();
-    load_rows<T>(x, from, s.squares, warp, lane);
-    split_rows<T, B>(x, from, warp, lane);
-    if (PLANES<B> > 1) {
+    load_rows<T, B>(x, from, s.squares, most, warp, lane);
+    scale_rows<B>(x, from, most, warp, lane);
+    if (B == 8) {
         multipliers_sync();
     }
     int team = warp / team_of<B>::SIZE;
@@ -69,7 +71,8 @@ __device__ __forceinline__ void multiply(const expert_linear &a, ring<B> &r, lin
 /* A finishing warp. */
 template <typename T, int B, bool GROUPED>
 __device__ __forceinline__ void finish_tiles(const expert_linear &a, const expert_ranks &ranks,
-                                             const sum_ring &sums, int warp, int lane)
+                                             const sum_ring &sums, const row_most &most, int warp,
+                                             int lane)
 {
     const expert_product &p = a.product;
     const bool over_ranks = ranks.n_ranks > 0;
@@ -97,7 +100,7 @@ __device__ __forceinline__ void finish_tiles(const expert_linear &a, const exper
             }
         }
         sums.take(v, n, lane);
-        join<B>(v);
+        unscale<B>(v, most, lane);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int c = column + i / 2 * 8, at = row + (i & 1);
@@ -146,13 +149,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     } else if (threadIdx.x == 32) {
         to.init();
     }
+    if (threadIdx.x < ROWS) {
+        s.row_most[threadIdx.x] = 0;
+    }
     ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, PLANES<B>, lane);
+        stage_x x(base + layout.x, layout.x_rows, lane);
         multiply<T, B, GROUPED>(a, r, s, x, to, norm_weight, warp, lane);
     } else if (warp >= WARPS + LOADERS) {
-        finish_tiles<T, B, GROUPED>(a, ranks, to, warp - WARPS - LOADERS, lane);
+        finish_tiles<T, B, GROUPED>(a, ranks, to, {s.row_most}, warp - WARPS - LOADERS, lane);
     } else if (lane == 0) {
         if (warp == WARPS && a.normed) {
             bulk_copy_all(norm_weight, a.norm.weight, a.product.k * 2, shared_address(&s.norm));
@@ -169,7 +175,7 @@ bool run(const expert_linear &a, const expert_ranks &ranks, int32_t n_blocks, cu
     static bool allowed = allow_shared(kernel, MOST);
     int x_rows = room_for(a.rows);
     int depth = (a.product.k + STAGE_COLS - 1) / STAGE_COLS;
-    int x = depth * x_stage_bytes(x_rows * PLANES<B>), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
+    int x = depth * x_stage_bytes(x_rows), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
     int count = (MOST - x - norm) / stage_of<B>::BYTES;
 
     count = count < MOST_STAGES ? count : (int)MOST_STAGES;
@@ -214,10 +220,6 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a,
 
     if (a->rows > EXPERT_STREAM_ROWS || !suits(p) || !norm_suits(a)) {
         return false;
-    }
-    if (p->w_scale && a->rows <= HALVES_ROWS) {
-        return p->n_groups > 1 ? run<__nv_bfloat16, B_HALVES, true>(*a, *ranks, n_blocks, stream)
-                               : run<__nv_bfloat16, B_HALVES, false>(*a, *ranks, n_blocks, stream);
     }
     if (p->w_scale) {
         return p->n_groups > 1 ? run<__nv_bfloat16, 8, true>(*a, *ranks, n_blocks, stream)

@@ -58,12 +58,6 @@ template <> struct codes<8> {
     }
     __device__ __forceinline__ uint4 values(bool, int) const
     {
-        return e4m3_values(v.x, v.y);
-    }
-};
-template <> struct codes<B_HALVES> : codes<8> {
-    __device__ __forceinline__ uint4 values(bool, int) const
-    {
         uint4 ret;
 
         halves_of_e4m3(v.x, ret.x, ret.y);
@@ -95,42 +89,9 @@ template <> struct codes<B_INT4> {
 template <typename T, int B> struct factor_of {
     using type = T;
 };
-template <typename T> struct factor_of<T, B_HALVES> {
+template <typename T> struct factor_of<T, 8> {
     using type = __half;
 };
-
-/* A value of activations as a large and a small one; one of them is 0. */
-struct split_value {
-    float large, small;
-
-    __device__ __forceinline__ split_value(float x)
-    {
-        bool is = fabsf(x) >= 2.0f;
-
-        large = is ? x * 0x1p-14f : 0.0f;
-        small = is ? 0.0f : x * 0x1p14f;
-    }
-};
-
-/* The sum of both, of this lane's rows; other lanes' are none. */
-template <int B> __device__ __forceinline__ void join(float (&v)[4])
-{
-    if constexpr (B == B_HALVES) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = v[i] * 0x1p14f + __shfl_xor_sync(ROUTE_LANES, v[i], HALVES_ROWS / 2) * 0x1p-14f;
-        }
-    }
-}
-
-/* Eight activations in the order that codes<B>::values has. */
-template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
-{
-    return B != 8 ? x
-                  : vector16{
-                        {__byte_perm(x.v[0], x.v[1], 0x5410), __byte_perm(x.v[0], x.v[1], 0x7632),
-                         __byte_perm(x.v[2], x.v[3], 0x5410), __byte_perm(x.v[2], x.v[3], 0x7632)}};
-}
 
 /* ---- activations ---- */
 
@@ -139,17 +100,13 @@ template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
  * row, anything may lie: it meets no sum but its own. */
 struct stage_x {
     uint32_t base, at; /* of the whole, and of this lane's part of group 0 */
-    int room, rows;    /* rows; the small values of each are rows of their own */
-    bool has;          /* this lane's row is there */
+    int rows;
+    bool has; /* this lane's row is there */
 
-    __device__ __forceinline__ stage_x(uint32_t address, int most_rows, int planes, int lane)
-        : base(address), room(most_rows), rows(most_rows * planes)
+    __device__ __forceinline__ stage_x(uint32_t address, int most_rows, int lane)
+        : base(address), at(base + (lane >> 2) * 64 + (lane & 3) * 16), rows(most_rows),
+          has((lane >> 2) < rows)
     {
-        int row = lane >> 2, plane = planes > 1 ? row / HALVES_ROWS : 0;
-
-        row -= plane * HALVES_ROWS;
-        has = row < room;
-        at = base + (plane * room + row) * 64 + (lane & 3) * 16;
     }
     /* Of eight columns of a row, counted from the first stage's first one. */
     __device__ __forceinline__ uint32_t place(int row, int column) const
@@ -178,6 +135,33 @@ __host__ __device__ constexpr int x_stage_bytes(int rows)
     return STAGE_COLS * rows * 2;
 }
 
+/* The greatest values of rows of bf16, as their bits without a sign: shared [ROWS], 0
+ * before. Kept where weights are codes of 8 bits alone. */
+struct row_most {
+    uint32_t *of;
+
+    /* By whole warps; two: the greatest of either half of this lane's values. */
+    __device__ __forceinline__ void add(int row, uint32_t two, int lane) const
+    {
+        two = __reduce_max_sync(ROUTE_LANES, max(two & 0xffffu, two >> 16));
+        if (lane == 0) {
+            atomicMax(of + row, two);
+        }
+    }
+    /* The power of two, times 2^127, by which a row's greatest value stands at 2^14; for
+     * all rows this has an inverse. */
+    __device__ __forceinline__ uint32_t scale(int row) const
+    {
+        return 2 * 127 + 14 - max(of[row] >> 7, 15);
+    }
+};
+
+/* The greatest 16 bits of either half of eight values, whose `bits` count. */
+__device__ __forceinline__ uint32_t most_of(const uint4 &v, uint32_t bits)
+{
+    return __vmaxu2(__vmaxu2(v.x & bits, v.y & bits), __vmaxu2(v.z & bits, v.w & bits));
+}
+
 /* Where rows of activations come from, and the norm that they pass. */
 struct row_source {
     const void *x; /* [rows, k] */
@@ -201,7 +185,7 @@ struct row_share {
 
     __device__ __forceinline__ row_share(const stage_x &x, int warp, int lane)
     {
-        int shift = x.room == 1 ? 4 : x.room == 4 ? 2 : 1;
+        int shift = x.rows == 1 ? 4 : x.rows == 4 ? 2 : 1;
 
         warps = 1 << shift;
         row = warp >> shift;
@@ -240,12 +224,14 @@ __device__ __forceinline__ void sum_squares(const stage_x &x, const row_source &
 }
 
 /* Norms each row in its place. */
-template <typename T>
+template <typename T, int B>
 __device__ __forceinline__ void norm_rows(const stage_x &x, const row_source &s,
-                                          const row_share &of, const float *squares)
+                                          const row_share &of, const float *squares,
+                                          const row_most &most, int lane)
 {
     const bool stores = s.h && blockIdx.x == 0;
     float sum = 0.0f;
+    uint32_t two = 0;
 
     if (of.row >= s.rows) {
         return;
@@ -271,17 +257,42 @@ __device__ __forceinline__ void norm_rows(const stage_x &x, const row_source &s,
         }
         v = make_uint4(u[0], u[1], u[2], u[3]);
         store_shared16(at, v);
+        if (B == 8) {
+            two = __vmaxu2(two, most_of(v, 0x7fff7fffu));
+        }
         if (stores) {
             *(uint4 *)((T *)s.h + of.row * s.h_stride + c) = v;
         }
+    }
+    if (B == 8) {
+        most.add(of.row, two, lane);
+    }
+}
+
+/* The same of rows that are not normed. */
+template <int B>
+__device__ __forceinline__ void find_most(const stage_x &x, const row_source &s,
+                                          const row_share &of, const row_most &most, int lane)
+{
+    if constexpr (B == 8) {
+        uint32_t two = 0;
+
+        if (of.row >= s.rows) {
+            return;
+        }
+#pragma unroll 1
+        for (int c = of.first; c < s.k; c += of.sweep) {
+            two = __vmaxu2(two, most_of(load_shared16(x.place(of.row, c)), 0x7fff7fffu));
+        }
+        most.add(of.row, two, lane);
     }
 }
 
 /* Brings rows to x, normed, by all warps that multiply, for all of them. squares:
  * shared [ROWS][WARPS]. */
-template <typename T>
+template <typename T, int B>
 __device__ __forceinline__ void load_rows(const stage_x &x, const row_source &s, float *squares,
-                                          int warp, int lane)
+                                          const row_most &most, int warp, int lane)
 {
     const row_share of(x, warp, lane);
 
@@ -296,38 +307,49 @@ __device__ __forceinline__ void load_rows(const stage_x &x, const row_source &s,
     if (s.norm) {
         sum_squares<T>(x, s, of, squares, warp, lane);
         barrier_wait(s.there, 0);
-        norm_rows<T>(x, s, of, squares);
+        norm_rows<T, B>(x, s, of, squares, most, lane);
+    } else {
+        find_most<B>(x, s, of, most, lane);
     }
     multipliers_sync();
 }
 
-/* Makes large and small values of rows, each in its place, by the threads that brought
- * them. Nothing is done but with B_HALVES. */
-template <typename T, int B>
-__device__ __forceinline__ void split_rows(const stage_x &x, const row_source &s, int warp,
-                                           int lane)
+/* With codes of 8 bits makes rows fp16, by row_most::scale: bits are lost below 2^-28 of
+ * a row's greatest value alone. By the threads that brought them; others have yet to
+ * wait for them. */
+template <int B>
+__device__ __forceinline__ void scale_rows(const stage_x &x, const row_source &s,
+                                           const row_most &most, int warp, int lane)
 {
-    if constexpr (B == B_HALVES) {
+    if constexpr (B == 8) {
         const row_share of(x, warp, lane);
 
         if (of.row >= s.rows) {
             return;
         }
+        float scale = __uint_as_float(most.scale(of.row) << 23);
 #pragma unroll 1
         for (int c = of.first; c < s.k; c += of.sweep) {
             uint4 v = load_shared16(x.place(of.row, c));
-            const uint32_t u[4] = {v.x, v.y, v.z, v.w};
-            uint32_t large[4], small[4];
+            uint32_t u[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const T *t = (const T *)&u[i];
-                split_value a(to_float(t[0])), b(to_float(t[1]));
-                large[i] = pack2<__half>(a.large, b.large);
-                small[i] = pack2<__half>(a.small, b.small);
+                u[i] = pack2<__half>(__uint_as_float(u[i] << 16) * scale,
+                                     __uint_as_float(u[i] & 0xffff0000u) * scale);
             }
-            store_shared16(x.place(of.row, c), make_uint4(large[0], large[1], large[2], large[3]));
-            store_shared16(x.place(of.row + x.room, c),
-                           make_uint4(small[0], small[1], small[2], small[3]));
+            store_shared16(x.place(of.row, c), make_uint4(u[0], u[1], u[2], u[3]));
+        }
+    }
+}
+
+/* v: of sum_ring::take, of rows that scale_rows has scaled. */
+template <int B>
+__device__ __forceinline__ void unscale(float (&v)[4], const row_most &most, int lane)
+{
+    if constexpr (B == 8) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] *= __uint_as_float((2 * 127 - most.scale((lane & 3) * 2 + i % 2)) << 23);
         }
     }
 }
@@ -351,9 +373,10 @@ __device__ __forceinline__ int stage_groups(int k, int stage)
 }
 
 /* Two rows of a weight, which a lane has of a tile: row lane / 4 and its eighth next
- * one. */
+ * one, so many rows apart in the weight. */
 struct row_pair {
-    int64_t low, high;
+    int64_t low;
+    int apart;
 };
 
 /* f += the ring's next stage for this team, times the activations from group `first` of
@@ -379,15 +402,16 @@ __device__ __forceinline__ void multiply_stage(ring<R> &r, sums &f, const stage_
 #pragma unroll
         for (int j = 0; j < SHARE; j++) {
             int group = g + TEAM * j;
-            v[j] = ordered<B>(x.read(first + group));
+            v[j] = x.read(first + group);
             if (group < groups) {
                 low[j].load(r.stage(), group, groups, 0, lane);
                 high[j].load(r.stage(), group, groups, 1, lane);
             }
             if constexpr (SCALED) {
                 int at = min(stage * STAGE_COLS + group * GROUP, p.k - 1) >> p.group_shift;
-                scale[2 * j] = __ldg(p.w_scale + rows.low * p.n_groups + at);
-                scale[2 * j + 1] = __ldg(p.w_scale + rows.high * p.n_groups + at);
+                const float *of = p.w_scale + rows.low * p.n_groups + at;
+                scale[2 * j] = __ldg(of);
+                scale[2 * j + 1] = __ldg(of + rows.apart * p.n_groups);
             }
         }
         if (turn + 1 == TURNS) {

@@ -32,25 +32,15 @@ enum {
     NONE = 0xff,
 };
 
-/* In place of bytes: e4m3 codes of at most HALVES_ROWS rows, or a kind of panels. */
-enum { B_HALVES = 24, B_PANELS = 32 };
+/* In place of bytes: a kind of panels. */
+enum { B_PANELS = 32 };
 constexpr int B_INT4 = B_PANELS + PANELS_INT4;
 
 template <int B> constexpr bool IS_PANELS = B >= B_PANELS;
 template <int B> constexpr int KIND_OF = IS_PANELS<B> ? B - B_PANELS : PANELS_FP4;
 /* Bytes of eight neighbouring codes. */
 template <int B>
-constexpr int BYTES_OF = IS_PANELS<B>    ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4)
-                         : B == B_HALVES ? 8
-                                         : B;
-
-/* With B_HALVES codes become fp16, exactly, in one instruction for two. A value of
- * activations is a large or a small one, in fp16 times a power of two, so that it keeps
- * its bits from 2^-31 up to 2^30; what is larger becomes infinite. Rows of the matrix
- * instruction that no activations have take the small ones, HALVES_ROWS behind the
- * large ones. */
-enum { HALVES_ROWS = ROWS / 2 };
-template <int B> constexpr int PLANES = B == B_HALVES ? 2 : 1;
+constexpr int BYTES_OF = IS_PANELS<B> ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4) : B;
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
  * the lanes of a load on different banks. Of panels (panels.h) a tile has two. */
@@ -200,6 +190,17 @@ __device__ __forceinline__ void word_give(void *to, uint32_t word)
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
 
+/* A word of word_give, when it is there. */
+__device__ __forceinline__ uint32_t word_wait(const void *from)
+{
+    uint32_t word;
+
+    do {
+        asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    } while (word == NOT_THERE);
+    return word;
+}
+
 __device__ __forceinline__ void score_give(float *to, float score)
 {
     word_give(to, score == score ? __float_as_uint(score) : 0x7fc00000u);
@@ -224,6 +225,11 @@ __device__ __forceinline__ void scores_wait(float (&v)[PER], const float *from, 
     } while (!all);
     random_delay();
     __syncwarp();
+}
+
+__device__ __forceinline__ void store_word(uint32_t shared_at, uint32_t v)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_at), "r"(v) : "memory");
 }
 
 /* ---- loading ---- */

@@ -12,13 +12,15 @@ struct shape {
     bool sigmoid, by_two, choice_bias, biases, ungated; /* ungated: no gate of the shared expert */
     bool beside; /* the router reads rows of its own, and each expert's weight has a factor */
     float factor, limit;
-    float jitter;                   /* above 0: a sparse mixer chooses */
+    float jitter;  /* above 0: a sparse mixer chooses */
+    int32_t large; /* so many results of up are 2^15 times the others; odd columns read none */
     const struct quant_case *quant; /* of up and down; NULL: floats */
     const struct quant_case *down;  /* of down; NULL: as up */
 };
 
 static const struct quant_case
     FP8_ROWS = {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1},
+    FP8_ROW_GROUPS = {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1, .group_cols = 128},
     FP8_TOKENS = {.format = FORMAT_FP8,
                   .type = SCALE_F32,
                   .group_rows = 1,
@@ -454,6 +456,22 @@ static void reference_row(double *y, const float *x, const struct values *v, con
     }
 }
 
+/* The NMSE of the odd or of the even columns, of which there are even numbers. */
+static double nmse_of_columns(const float *got, const double *want, int64_t n, int32_t odd)
+{
+    float *g = rig_alloc((size_t)n / 2 * sizeof(*g));
+    double *w = rig_alloc((size_t)n / 2 * sizeof(*w));
+
+    for (int64_t i = 0; i < n / 2; i++) {
+        g[i] = got[2 * i + odd];
+        w[i] = want[2 * i + odd];
+    }
+    double error = nmse(g, w, n / 2);
+    free(g);
+    free(w);
+    return error;
+}
+
 /* The NMSE of `got` [rows, hidden] against the definition for rows of x, plus `add`
  * unless NULL. */
 static double error_by(const float *got, const float *x, const float *add, const struct values *v,
@@ -470,6 +488,9 @@ static double error_by(const float *got, const float *x, const float *add, const
         want[k] += add[k];
     }
     double error = nmse(got, want, n);
+    for (int32_t odd = 0; odd < 2 && t->large > 0; odd++) {
+        error = fmax(error, nmse_of_columns(got, want, n, odd));
+    }
     free(want);
     return error;
 }
@@ -483,6 +504,20 @@ static double error_of(const float *got, const float *x, const float *add, const
     return t->quant && t->quant->act != ACT_AS_THEY_ARE
                ? fmin(error, error_by(got, x, add, v, t, true))
                : error;
+}
+
+static void make_large(struct values *v, const struct shape *t)
+{
+    int64_t h = t->hidden, w = t->width;
+
+    for (int64_t i = 0; i < (int64_t)t->n * t->large; i++) {
+        int64_t expert = i / t->large, column = i % t->large * (w / t->large);
+        float *up = v->up + (expert * 2 * w + w + column) * h;
+        for (int64_t k = 0; k < h; k++) {
+            up[k] *= 0x1p15F;
+            v->down[(expert * h + k) * w + column] *= k % 2 == 0 ? 1 : 0;
+        }
+    }
 }
 
 static struct values make_values(struct rig *r, const struct shape *t)
@@ -512,6 +547,7 @@ static struct values make_values(struct rig *r, const struct shape *t)
     for (int32_t i = 0; i < t->top && t->skew > 0; i++) {
         v.router[i * h] = t->skew + (float)i;
     }
+    make_large(&v, t);
     return v;
 }
 
@@ -1009,6 +1045,11 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {14, 200, 8, 1056, 32, 0, true, .skew = 0, .biases = true},
         {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
         {7, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
+        {1, 16, 4, 256, 768, 0, true, .large = 5, .quant = &FP8_ROWS},
+        {8, 16, 4, 256, 640, 0, true, .large = 3, .quant = &FP8_ROWS},
+        {6, 24, 6, 384, 896, 0, true, .biases = true, .large = 130, .quant = &FP8_ROW_GROUPS},
+        {3, 16, 4, 2176, 256, 0, true, .large = 2, .quant = &FP8_ROW_GROUPS},
+        {4, 16, 4, 256, 320, 0, true, .large = 4},
     };
 
     (void)state;
