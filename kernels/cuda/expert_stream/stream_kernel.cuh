@@ -39,9 +39,9 @@ __device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x
     }
 }
 
-/* Results of up are fp16 times SMALL_BY where down's weights become fp16: they lose bits
- * below 2^-18 alone. What is LARGE or no number is HALF_LARGE there, which nothing else
- * is, and lies times LARGE_BY in a plane of its own, a pair's width behind. */
+/* Results of up are fp16 times SMALL_BY where down's weights become fp16: they lose
+ * bits below 2^-18 alone. What is LARGE or no number is HALF_LARGE there, which nothing
+ * else is, and lies times LARGE_BY in a plane of its own, a pair's width behind. */
 enum { HALF_LARGE = 0xfc00 };
 constexpr float LARGE = 0x1p11f, SMALL_BY = 0x1p4f, LARGE_BY = 0x1p-14f;
 template <int D> constexpr int PLANES = D == 8 ? 2 : 1;

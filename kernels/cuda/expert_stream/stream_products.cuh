@@ -148,8 +148,8 @@ struct row_most {
             atomicMax(of + row, two);
         }
     }
-    /* The power of two, times 2^127, by which a row's greatest value stands at 2^14; for
-     * all rows this has an inverse. */
+    /* The exponent, with its bias, of the power of two that brings a row's greatest
+     * value to 2^14; that power always has an inverse. */
     __device__ __forceinline__ uint32_t scale(int row) const
     {
         return 2 * 127 + 14 - max(of[row] >> 7, 15);
@@ -314,9 +314,9 @@ __device__ __forceinline__ void load_rows(const stage_x &x, const row_source &s,
     multipliers_sync();
 }
 
-/* With codes of 8 bits makes rows fp16, by row_most::scale: bits are lost below 2^-28 of
- * a row's greatest value alone. By the threads that brought them; others have yet to
- * wait for them. */
+/* With codes of 8 bits makes rows fp16, by row_most::scale: bits are lost below 2^-28
+ * of a row's greatest value alone. By the threads that brought them; others have yet
+ * to wait for them. */
 template <int B>
 __device__ __forceinline__ void scale_rows(const stage_x &x, const row_source &s,
                                            const row_most &most, int warp, int lane)
