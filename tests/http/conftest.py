@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -21,6 +22,10 @@ PATIENCE_S = 120
 # At least ten milliseconds per step. `LONG` of test_connections takes five minutes with it, so a request that runs when a
 # test looks still runs when the test acts, on any machine. (Without the delay it would take less than a second.)
 PACED = "null:10000"
+
+# A client of httpx, which the SDKs have too and a single request makes anew, reads the certificates of all
+# authorities. That takes longer than most requests, so all clients have the same.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # Runs what repeats, with other models or seeds, what the rest shows of each kind.
 WHOLE = os.environ.get("QUIRE_TEST_WHOLE", "") not in ("", "0")
