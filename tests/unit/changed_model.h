@@ -25,6 +25,7 @@
 #include "config/settings/settings.h"
 #include "engine/workers/runner.h"
 #include "models/tokenizer/tokenizer.h"
+#include "tests/unit/whole.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { CHANGED_LIMITS_MEMORY = 0, CHANGED_SLOW_S = 30, CHANGED_PATIENCE_S = 900 };
@@ -71,12 +72,11 @@ static inline int changed_begin(uint32_t every)
                     "--max-num-seqs=2", "--block-size=4", "--max-num-batched-tokens=16",
                     "--config=none"};
     char *env[] = {NULL};
-    const char *whole = getenv("QUIRE_TEST_WHOLE") ? getenv("QUIRE_TEST_WHOLE") : "";
     bool help;
     struct err e = {0};
 
     snprintf(changed.dir, sizeof(changed.dir), "/tmp/quire-changed-XXXXXX");
-    changed.every = *whole && strcmp(whole, "0") != 0 ? 1 : every;
+    changed.every = test_whole() ? 1 : every;
     log_setup(LOG_TEXT, LOG_ERROR);
     if (CHANGED_LIMITS_MEMORY) {
         rlim_t most = changed_address_space() + CHANGED_ROOM;

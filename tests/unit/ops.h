@@ -2,9 +2,10 @@
  * steps, error measures.
  *
  * Every test runs once for each variant of the device: for "cpu" each instruction set
- * the machine has. The device is that of `--device NAME` (default cpu), so the CUDA
- * backend passes the very same tests. References are float64, computed here from the
- * operands as the device holds them (rounded to its types).
+ * the machine has, with all shapes or some (whole.h). The device is that of `--device
+ * NAME` (default cpu), so the CUDA backend passes the very same tests. References are
+ * float64, computed here from the operands as the device holds them (rounded to its
+ * types).
  */
 #ifndef QUIRE_TESTS_UNIT_OPS_H
 #define QUIRE_TESTS_UNIT_OPS_H
@@ -24,7 +25,9 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd/convert.h"
+#include "tests/unit/float64.h"
 #include "tests/unit/operand.h"
+#include "tests/unit/whole.h"
 
 enum {
     RIG_TOKENS = 640,
@@ -35,15 +38,12 @@ enum {
 };
 
 /* ThreadSanitizer looks for races, which do not hang on sizes, and makes a memory
- * access some twenty times slower: under it steps are shorter, shapes are tried with
- * one type each, and the references, which one thread computes from data of its own,
- * are not watched. */
+ * access some twenty times slower: under it steps are shorter, and shapes are tried
+ * with one type each. */
 #ifdef __SANITIZE_THREAD__
 enum { RIG_SHORTER = 5 };
-#define RIG_UNWATCHED __attribute__((no_sanitize_thread))
 #else
 enum { RIG_SHORTER = 1 };
-#define RIG_UNWATCHED
 #endif
 
 static const char *rig_device = "cpu";
@@ -337,6 +337,11 @@ static inline bool rig_runs(const char *test, size_t i)
     return runs;
 }
 
+static inline int rig_run_group(const void *group)
+{
+    return (*(int (*const *)(void))group)();
+}
+
 /* Run the group for every variant of the device; with --only PATTERN (* and ?) the
  * tests of such names. */
 static inline int rig_main(int argc, char **argv, int (*group)(void))
@@ -355,19 +360,9 @@ static inline int rig_main(int argc, char **argv, int (*group)(void))
     if (strcmp(rig_device, "cpu") != 0 || getenv("QUIRE_CPU_ISA") != NULL) {
         return group();
     }
-    int failed = 0;
     /* not what timing finds: that of floats has the products of CPU_AVX512 */
     setenv("QUIRE_CPU_BF16", "pairs", 0);
-    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_NEON; isa++) {
-        setenv("QUIRE_CPU_ISA", cpu_isa_name(isa), 1);
-        enum cpu_isa got;
-        if (cpu_isa_detect(&got, NULL) == 0) {
-            printf("variant %s\n", cpu_isa_name(isa));
-            failed += group();
-        }
-    }
-    unsetenv("QUIRE_CPU_ISA");
-    return failed;
+    return whole_on_each_isa(rig_run_group, &group);
 }
 
 #endif

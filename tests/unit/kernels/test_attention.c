@@ -192,14 +192,25 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
     }
 }
 
+/* The first n keys of a head of a sequence. */
+static struct panels keys_of(const struct scene *s, const struct scene_seq *q, int32_t kv_head,
+                             int32_t n)
+{
+    int32_t d = s->c->head_dim;
+
+    return panels_of(q->k + kv_head * d, s->c->n_kv_heads * d, n, d);
+}
+
 /* Attention of one query head at cache index `index`, in float64, and in float32 as a
- * plain implementation computes it. */
+ * plain implementation computes it. keys: up to that index at least. */
 RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct scene_seq *q,
-                                           const float *head, int32_t n_head, int32_t index,
-                                           double *ref, float *plain)
+                                           const struct panels *keys, const float *head,
+                                           int32_t n_head, int32_t index, double *ref, float *plain)
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
+    double wide[LIMIT_HEAD_DIM], dots[BESIDE];
+    float dots32[BESIDE];
     int32_t from = c->chunk > 0    ? index - index % c->chunk
                    : c->window > 0 ? MAX(0, index + 1 - c->window)
                                    : 0;
@@ -209,27 +220,25 @@ RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct s
     float acc[LIMIT_HEAD_DIM] = {0};
 
     memset(ref, 0, (size_t)d * sizeof(*ref));
+    for (int32_t i = 0; i < d; i++) {
+        wide[i] = head[i];
+    }
     for (int32_t j = from; j <= index; j++) {
-        const float *k = q->k + ((int64_t)j * c->n_kv_heads + kv_head) * d;
         const float *v = q->v + ((int64_t)j * c->n_kv_heads + kv_head) * d;
-        double dot = 0;
-        float dot32 = 0;
-        for (int32_t i = 0; i < d; i++) {
-            dot += (double)head[i] * k[i];
-            dot32 += head[i] * k[i];
+        if (j == from || j % BESIDE == 0) {
+            panels_dots(keys, j / BESIDE * BESIDE, wide, dots);
+            panels_dots32(keys, j / BESIDE * BESIDE, head, dots32);
         }
-        dot *= (double)s->att.scale;
-        dot32 *= s->att.scale;
+        double dot = dots[j % BESIDE] * (double)s->att.scale;
+        float dot32 = dots32[j % BESIDE] * s->att.scale;
         dot = c->softcap > 0 ? (double)c->softcap * tanh(dot / (double)c->softcap) : dot;
         dot32 = c->softcap > 0 ? c->softcap * tanhf(dot32 / c->softcap) : dot32;
         double p = exp(dot);
         float p32 = expf(dot32);
         sum += p;
         sum32 += p32;
-        for (int32_t i = 0; i < d; i++) {
-            ref[i] += p * v[i];
-            acc[i] += p32 * v[i];
-        }
+        add_scaled(ref, p, v, d);
+        add_scaled32(acc, p32, v, d);
     }
     for (int32_t i = 0; i < d; i++) {
         ref[i] /= sum;
@@ -358,13 +367,20 @@ static void check_attention(const struct scene *s, const struct packed *p, const
     float *plain = rig_alloc((size_t)n * sizeof(*plain));
 
     for (int32_t i = 0; i < p->b.n_seqs; i++) {
-        for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
-            for (int32_t h = 0; h < c->n_heads; h++) {
+        const struct scene_seq *q = &s->seq[p->seq[i]];
+        struct panels keys = {0};
+        for (int32_t h = 0; h < c->n_heads; h++) {
+            if (h % (c->n_heads / c->n_kv_heads) == 0) {
+                panels_free(&keys);
+                keys = keys_of(s, q, h / (c->n_heads / c->n_kv_heads), q->len);
+            }
+            for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
                 int64_t at = ((int64_t)t * c->n_heads + h) * d;
-                attend_reference(s, &s->seq[p->seq[i]], qkv + (int64_t)t * width + h * d, h,
-                                 p->position[t], ref + at, plain + at);
+                attend_reference(s, q, &keys, qkv + (int64_t)t * width + h * d, h, p->position[t],
+                                 ref + at, plain + at);
             }
         }
+        panels_free(&keys);
         char what[128];
         int64_t first = (int64_t)p->q_start[i] * c->n_heads * d;
         int64_t count = (int64_t)(p->q_start[i + 1] - p->q_start[i]) * c->n_heads * d;
@@ -497,7 +513,8 @@ static void attention_over_shuffled_blocks(void **state)
             struct scene_case c = cases[i];
             c.dtype = types[t];
             /* shapes and types are independent: not every pair is needed */
-            if ((i < 2 && RIG_SHORTER == 1 && !rig_small()) || t == i % 3) {
+            if (((i < 2 && RIG_SHORTER == 1 && !rig_small()) || t == i % 3) &&
+                whole_takes(i + t, ARRAY_LEN(cases))) {
                 run_case(&c);
             }
         }
@@ -515,6 +532,9 @@ static void heads_and_blocks_of_many_sizes(void **state)
     for (size_t i = 0; i < ARRAY_LEN(head_block); i++) {
         if (rig_small() &&
             (head_block[i][1] % 16 == 0) == (head_block[i][0] == 128 || i % 2 != 0)) {
+            continue;
+        }
+        if (!whole_takes(i, ARRAY_LEN(head_block))) {
             continue;
         }
         /* one KV head for all query heads, for several, for each */
@@ -640,7 +660,9 @@ static void attention_variants(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct scene_case c = cases[i];
         c.dtype = i % 2 == 0 ? DTYPE_BF16 : DTYPE_F32;
-        run_case(&c);
+        if (cache_type == DTYPE_F32 || whole_takes(i, ARRAY_LEN(cases))) {
+            run_case(&c);
+        }
     }
 }
 
@@ -686,6 +708,9 @@ static void rotations_and_norms_of_heads(void **state)
     const struct scene_step many = {.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char name[48];
+        if (!whole_takes(i, ARRAY_LEN(cases))) {
+            continue;
+        }
         snprintf(name, sizeof(name), "%d, %d of them turn", cases[i].head_dim, cases[i].rot_dim);
         struct scene_case c = {.name = name,
                                .n_heads = i % 2 == 0 ? 6 : 5,
@@ -838,8 +863,10 @@ static void many_short_sequences(void **state)
     float plain[HEADS * DIM];
     for (int32_t i = 0; i < SEQS; i++) {
         for (int32_t h = 0; h < HEADS; h++) {
-            attend_reference(&s, &s.seq[row[i]], x + (int64_t)i * WIDTH + h * DIM, h, kv_len[i] - 1,
-                             ref + h * DIM, plain + h * DIM);
+            struct panels keys = keys_of(&s, &s.seq[row[i]], h, kv_len[i]);
+            attend_reference(&s, &s.seq[row[i]], &keys, x + (int64_t)i * WIDTH + h * DIM, h,
+                             kv_len[i] - 1, ref + h * DIM, plain + h * DIM);
+            panels_free(&keys);
         }
         assert_no_worse_by("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref,
                            HEADS * DIM, cache_type ? 1e-6 : 1e-7);
@@ -897,6 +924,9 @@ static void attention_does_not_depend_on_the_batch(void **state)
     static const int32_t head_window[][2] = {{64, 0}, {64, 700}, {80, 0}, {96, 300}, {128, 0}};
     struct rope none = {0};
     for (size_t k = 0; k < ARRAY_LEN(head_window); k++) {
+        if (!whole_takes(k, ARRAY_LEN(head_window))) {
+            continue;
+        }
         struct scene s;
         struct packed p;
         int32_t head = head_window[k][0], window = head_window[k][1] / shorter, wide = 8 * head,
@@ -1063,8 +1093,13 @@ static void long_chunks_of_prompts(void **state)
     const struct scene_step steps[] = {
         {.n = {0, 0, 0, 0, 30, 300}}, {.n = {0, 0, 0, 1, 200, 330}}, {.n = {0, 0, 0, 1, 1, 170}}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
-    for (size_t i = 0; i < (rig_small() || !cuda ? 2 : ARRAY_LEN(cases)); i++) {
+    size_t n_cases = rig_small() || !cuda ? 2 : ARRAY_LEN(cases);
+    int32_t shorter = whole_turn < 0 ? RIG_SHORTER : MAX(RIG_SHORTER, 3);
+    for (size_t i = 0; i < n_cases; i++) {
         char name[64];
+        if (!whole_takes(i, n_cases)) {
+            continue;
+        }
         snprintf(name, sizeof(name), "%d, %d heads, in %s bytes", cases[i].head_dim,
                  cases[i].n_heads, cases[i].room ? cases[i].room : "enough");
         if (cases[i].room) {
@@ -1085,7 +1120,7 @@ static void long_chunks_of_prompts(void **state)
         for (size_t k = 0; k < ARRAY_LEN(steps); k++) {
             struct scene_step step = steps[k];
             for (int32_t q = 0; q < SCENE_SEQS; q++) {
-                step.n[q] = step.n[q] > RIG_SHORTER ? step.n[q] / RIG_SHORTER : step.n[q];
+                step.n[q] = step.n[q] > shorter ? step.n[q] / shorter : step.n[q];
             }
             scene_run(&s, &step);
         }

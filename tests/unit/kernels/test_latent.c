@@ -32,6 +32,7 @@ struct scene {
     enum dtype at, cache;
     struct latent_attention att;
     float *cos_sin, *norm, *k_up, *v_up; /* as struct latent_attention has them */
+    struct panels *k_of, *v_of;          /* k_up and v_up by heads */
     int32_t len[SEQS], block[SEQS][MAX_BLOCKS], next_block;
     bool filling;        /* attention of this step is not looked at */
     int32_t portion;     /* rows that are computed at a time */
@@ -97,6 +98,13 @@ static void scene_open_as(struct scene *s, const struct shape *c, bool determini
     for (int32_t i = 0; i < SEQS; i++) {
         s->cached[i] = rig_alloc((size_t)MAX_LEN * (size_t)width(c) * sizeof(float));
     }
+    s->k_of = rig_alloc((size_t)c->n_heads * sizeof(*s->k_of));
+    s->v_of = rig_alloc((size_t)c->n_heads * sizeof(*s->v_of));
+    for (int64_t h = 0; h < c->n_heads; h++) {
+        s->k_of[h] =
+            panels_of(s->k_up + h * c->latent * c->nope_dim, c->nope_dim, c->latent, c->nope_dim);
+        s->v_of[h] = panels_of(s->v_up + h * c->v_dim * c->latent, c->latent, c->v_dim, c->latent);
+    }
 }
 
 static void scene_open(struct scene *s, const struct shape *c)
@@ -111,6 +119,12 @@ static void scene_close(struct scene *s)
     }
     free(s->cos_sin);
     free(s->norm);
+    for (int32_t h = 0; h < s->c->n_heads; h++) {
+        panels_free(&s->k_of[h]);
+        panels_free(&s->v_of[h]);
+    }
+    free(s->k_of);
+    free(s->v_of);
     free(s->k_up);
     free(s->v_up);
     rig_close(&s->r);
@@ -153,17 +167,19 @@ RIG_UNWATCHED static void absorb(const struct scene *s, const float *q, int32_t 
 {
     const struct shape *c = s->c;
     enum dtype operand = operand_of(&s->r, c->dtype);
+    double wide[LIMIT_LATENT_DIM];
+    float rounded[LIMIT_LATENT_DIM];
 
+    for (int32_t i = 0; i < c->nope_dim; i++) {
+        wide[i] = q[i];
+        rounded[i] = round_to(operand, q[i]);
+    }
+    for (int32_t d = 0; d < c->latent; d += BESIDE) { /* a multiple of eight */
+        panels_dots(&s->k_of[head], d, wide, exact + d);
+        panels_dots32(&s->k_of[head], d, rounded, plain + d);
+    }
     for (int32_t d = 0; d < c->latent; d++) {
-        const float *row = s->k_up + ((int64_t)head * c->latent + d) * c->nope_dim;
-        double sum = 0;
-        float sum32 = 0;
-        for (int32_t i = 0; i < c->nope_dim; i++) {
-            sum += (double)q[i] * row[i];
-            sum32 += round_to(operand, q[i]) * row[i];
-        }
-        exact[d] = sum;
-        plain[d] = round_to(s->at, sum32);
+        plain[d] = round_to(s->at, plain[d]);
     }
     for (int32_t d = 0; d < c->rot_dim; d++) {
         exact[c->latent + d] = plain[c->latent + d] = q[c->nope_dim + d];
@@ -171,10 +187,13 @@ RIG_UNWATCHED static void absorb(const struct scene *s, const float *q, int32_t 
 }
 
 /* Weighted sums of latents of one head, over the first n tokens of a sequence. */
-RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, int32_t n, const double *exact,
-                                const float *plain, double *sum, float *sum32)
+RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, const struct panels *keys,
+                                int32_t n, const double *exact, const float *plain, double *sum,
+                                float *sum32)
 {
     const struct shape *c = s->c;
+    double dots[BESIDE];
+    float dots32[BESIDE];
     double all = 0;
     float all32 = 0;
 
@@ -182,20 +201,16 @@ RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, int32_t n, c
     memset(sum32, 0, (size_t)c->latent * sizeof(*sum32));
     for (int32_t j = 0; j < n; j++) {
         const float *key = s->cached[seq] + (int64_t)j * width(c);
-        double dot = 0;
-        float dot32 = 0;
-        for (int32_t d = 0; d < width(c); d++) {
-            dot += exact[d] * key[d];
-            dot32 += plain[d] * key[d];
+        if (j % BESIDE == 0) {
+            panels_dots(keys, j, exact, dots);
+            panels_dots32(keys, j, plain, dots32);
         }
-        double p = exp(dot * (double)s->att.scale);
-        float p32 = round_to(s->at, expf(dot32 * s->att.scale));
+        double p = exp(dots[j % BESIDE] * (double)s->att.scale);
+        float p32 = round_to(s->at, expf(dots32[j % BESIDE] * s->att.scale));
         all += p;
         all32 += p32;
-        for (int32_t d = 0; d < c->latent; d++) {
-            sum[d] += p * key[d];
-            sum32[d] += p32 * key[d];
-        }
+        add_scaled(sum, p, key, c->latent);
+        add_scaled32(sum32, p32, key, c->latent);
     }
     for (int32_t d = 0; d < c->latent; d++) {
         sum[d] /= all;
@@ -203,25 +218,24 @@ RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, int32_t n, c
     }
 }
 
-RIG_UNWATCHED static void attend_reference(const struct scene *s, int32_t seq, int32_t n,
-                                           const float *q, int32_t head, double *ref, float *plain)
+/* keys: at least n of the sequence. */
+RIG_UNWATCHED static void attend_reference(const struct scene *s, int32_t seq,
+                                           const struct panels *keys, int32_t n, const float *q,
+                                           int32_t head, double *ref, float *plain)
 {
     const struct shape *c = s->c;
-    double exact[LIMIT_LATENT_DIM], sum[LIMIT_LATENT_DIM];
-    float over[LIMIT_LATENT_DIM], sum32[LIMIT_LATENT_DIM];
+    double exact[LIMIT_LATENT_DIM], sum[LIMIT_LATENT_DIM], dots[BESIDE];
+    float over[LIMIT_LATENT_DIM], sum32[LIMIT_LATENT_DIM], dots32[BESIDE];
 
     absorb(s, q, head, exact, over);
-    weigh(s, seq, n, exact, over, sum, sum32);
+    weigh(s, seq, keys, n, exact, over, sum, sum32);
     for (int32_t i = 0; i < c->v_dim; i++) {
-        const float *row = s->v_up + ((int64_t)head * c->v_dim + i) * c->latent;
-        double dot = 0;
-        float dot32 = 0;
-        for (int32_t d = 0; d < c->latent; d++) {
-            dot += sum[d] * row[d];
-            dot32 += sum32[d] * row[d];
+        if (i % BESIDE == 0) {
+            panels_dots(&s->v_of[head], i, sum, dots);
+            panels_dots32(&s->v_of[head], i, sum32, dots32);
         }
-        ref[i] = dot;
-        plain[i] = round_to(s->at, dot32);
+        ref[i] = dots[i % BESIDE];
+        plain[i] = round_to(s->at, dots32[i % BESIDE]);
     }
 }
 
@@ -331,10 +345,11 @@ static void check_out(const struct scene *s, const struct packed *p, const float
 
     for (int32_t k = 0; k < p->b.n_seqs; k++) {
         int64_t to = 0;
+        struct panels keys = panels_of(s->cached[p->row[k]], width(c), p->kv_len[k], width(c));
         for (int32_t t = p->q_start[k]; t < p->q_start[k + 1]; t++) {
             for (int32_t h = t % s->every; h < c->n_heads; h += s->every, to += c->v_dim) {
                 int64_t at = (int64_t)t * c->n_heads + h;
-                attend_reference(s, p->row[k], p->position[t] + 1,
+                attend_reference(s, p->row[k], &keys, p->position[t] + 1,
                                  q + at * (c->nope_dim + c->rot_dim), h, ref + to, plain + to);
                 memcpy(mine + to, got + at * c->v_dim, (size_t)c->v_dim * sizeof(*mine));
             }
@@ -343,6 +358,7 @@ static void check_out(const struct scene *s, const struct packed *p, const float
         snprintf(what, sizeof(what), "%s, %d tokens at length %d", c->name,
                  p->q_start[k + 1] - p->q_start[k], p->kv_len[k]);
         assert_no_worse(what, mine, plain, ref, to);
+        panels_free(&keys);
     }
     free(mine);
     free(plain);
@@ -436,6 +452,9 @@ static void latents_over_shuffled_blocks(void **state)
     }
     for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
         struct scene s;
+        if (!whole_takes(i, ARRAY_LEN(SHAPES))) {
+            continue;
+        }
         scene_open(&s, &SHAPES[i]);
         for (size_t k = 0; k < ARRAY_LEN(steps); k++) {
             int32_t n[SEQS];

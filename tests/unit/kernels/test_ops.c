@@ -565,20 +565,24 @@ static void linear_references(const struct linear_case *k, const float *x, const
                               const float *bias, const float *res, enum dtype operand,
                               enum dtype to, float *plain, double *ref)
 {
+    int64_t n = (int64_t)k->rows * k->in;
+    double *exact = rig_alloc((size_t)n * sizeof(*exact));
+    float *rounded = rig_alloc((size_t)n * sizeof(*rounded));
+
+    for (int64_t i = 0; i < n; i++) {
+        exact[i] = x[i];
+        rounded[i] = round_to(operand, x[i]);
+    }
+    panels_products(exact, rounded, w, k->rows, k->out, k->in, ref, plain);
     for (int64_t i = 0; i < (int64_t)k->rows * k->out; i++) {
-        const float *xr = x + i / k->out * k->in;
-        const float *wr = w + i % k->out * k->in;
-        double sum = 0;
-        float sum32 = 0;
-        for (int32_t c = 0; c < k->in; c++) {
-            sum += (double)xr[c] * (double)wr[c];
-            sum32 += round_to(operand, xr[c]) * wr[c];
-        }
         double b = k->bias ? (double)bias[i % k->out] : 0;
         double add = k->residual ? (double)res[i] : 0;
-        ref[i] = activate_reference(k->act, sum + b) + add;
-        plain[i] = round_to(to, (float)activate_reference(k->act, (double)sum32 + b) + (float)add);
+        ref[i] = activate_reference(k->act, ref[i] + b) + add;
+        plain[i] =
+            round_to(to, (float)activate_reference(k->act, (double)plain[i] + b) + (float)add);
     }
+    free(exact);
+    free(rounded);
 }
 
 static void check_linear(struct rig *r, const struct linear_case *k, enum dtype t, bool tied)
