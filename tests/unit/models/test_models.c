@@ -17,11 +17,11 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu/isa.h"
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/checkpoint/weights.h"
 #include "models/families/layers.h"
 #include "models/model.h"
+#include "tests/unit/whole.h"
 
 /* What llama.cpp writes for a golden (scripts/make-gguf-goldens). */
 #define GGUF_FILE "model.gguf"
@@ -643,27 +643,36 @@ static void smollm2_continues_as_with_transformers(void **state)
 
 enum { MAX_CASES = 192 };
 
+struct test_list {
+    const struct CMUnitTest *tests;
+    size_t n, n_of_models; /* those of models, two of each, come first */
+};
+
+/* Of the models, those that the instruction set takes, and all other tests. */
+static int run_taken(const void *arg)
+{
+    const struct test_list *all = arg;
+    static struct CMUnitTest taken[4 * MAX_CASES + 6];
+    size_t n = 0;
+
+    for (size_t i = 0; i < all->n; i++) {
+        if (i >= all->n_of_models || whole_takes(i / 2, all->n_of_models / 2)) {
+            taken[n++] = all->tests[i];
+        }
+    }
+    return _cmocka_run_group_tests("models", taken, n, NULL, NULL);
+}
+
 /* Texts and logits depend on the instruction set: on a CPU the tests run once for each
  * set that the machine has. */
-static int on_each_isa(const struct CMUnitTest *tests, size_t n)
+static int on_each_isa(const struct test_list *all)
 {
-    int failed = 0;
-
     if (getenv("QUIRE_TEST_BACKEND") || getenv("QUIRE_CPU_ISA")) {
-        return _cmocka_run_group_tests("models", tests, n, NULL, NULL);
+        return run_taken(all);
     }
     /* not what timing finds: that of floats has the products of CPU_AVX512 */
     setenv("QUIRE_CPU_BF16", "pairs", 0);
-    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_NEON; isa++) {
-        enum cpu_isa got;
-
-        setenv("QUIRE_CPU_ISA", cpu_isa_name(isa), 1);
-        if (cpu_isa_detect(&got, NULL) == 0) {
-            failed += _cmocka_run_group_tests(cpu_isa_name(isa), tests, n, NULL, NULL);
-        }
-    }
-    unsetenv("QUIRE_CPU_ISA");
-    return failed;
+    return whole_on_each_isa(run_taken, all);
 }
 
 /* The models of tests/golden that have an `expected`: directories with a config.json
@@ -719,11 +728,13 @@ int main(void)
                                        .initial_state = model[i]};
         n++;
     }
+    struct test_list all = {.tests = tests, .n_of_models = (size_t)n};
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(caches_of_8_bits_keep_the_logits);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(experts_without_a_gate_are_computed_with_one);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(a_head_of_its_own_is_not_the_embedding);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
-    return on_each_isa(tests, (size_t)n);
+    all.n = (size_t)n;
+    return on_each_isa(&all);
 }

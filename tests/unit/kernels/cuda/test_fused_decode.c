@@ -431,19 +431,13 @@ static void products(const struct scene *s, double *ret, const float *x, const f
 
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *weight = w + (int64_t)(i % n) * k;
-        double sum[8] = {bias ? bias[i % n] : 0}; /* k is a multiple of 8 */
         for (int32_t j = 0; i % n == 0 && j < k; j++) {
             row[j] = rounded[j] = round_to(operand_of(s->r, s->t), x[(int64_t)(i / n) * k + j]);
         }
         if (i % n == 0 && quantises_x(s)) {
             quant_row(rounded, k, row);
         }
-        for (int32_t j = 0; j < k; j += 8) {
-            for (int32_t lane = 0; lane < 8; lane++) {
-                sum[lane] += row[j + lane] * weight[j + lane];
-            }
-        }
-        ret[i] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+        ret[i] = (bias ? bias[i % n] : 0) + dot_of(row, weight, k);
     }
     free(rounded);
     free(row);
@@ -750,7 +744,7 @@ static void layers_of_few_rows_follow_float64_step_after_step(void **state)
                  {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
                  {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16}};
     for (size_t i = 0; i < (rig_small() ? 3 : ARRAY_LEN(cases)); i++) {
-        if (!rig_runs("layers", i)) {
+        if (!rig_runs("layers", i) || !whole_takes(i, ARRAY_LEN(cases))) {
             continue;
         }
         struct rig r;
@@ -777,7 +771,7 @@ static void layers_without_intermediate_results_follow_float64(void **state)
                   {15, 3, DTYPE_BF16}, {16, 2, DTYPE_BF16}, {14, 9, DTYPE_BF16}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(normed)); i++) {
-        if (!rig_runs("normed heads", i)) {
+        if (!rig_runs("normed heads", i) || !whole_takes(i, ARRAY_LEN(normed))) {
             continue;
         }
         struct rig r;
@@ -848,7 +842,7 @@ static void layers_of_quantised_weights_follow_float64(void **state)
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the others are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : CPU_CASES); i++) {
         bool fits = cuda || shapes[cases[i].shape].inner <= CPU_INNER;
-        if (!fits || !rig_runs("quantised", i)) {
+        if (!fits || !rig_runs("quantised", i) || !whole_takes(i, CPU_CASES)) {
             continue;
         }
         struct rig r;
@@ -873,7 +867,7 @@ static void layers_with_caches_of_8_bits_follow_float64(void **state)
                  {2, 5, DTYPE_F16, DTYPE_F8},  {4, 8, DTYPE_BF16, DTYPE_I8},
                  {3, 2, DTYPE_BF16, DTYPE_F8}, {0, 3, DTYPE_F16, DTYPE_I8}};
     for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(cases)); i++) {
-        if (!rig_runs("caches of 8 bits", i)) {
+        if (!rig_runs("caches of 8 bits", i) || !whole_takes(i, ARRAY_LEN(cases))) {
             continue;
         }
         struct rig r;
