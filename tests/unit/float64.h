@@ -155,8 +155,8 @@ RIG_UNWATCHED static inline void panels_dots32(const struct panels *p, int64_t f
     memcpy(ret, &s, sizeof(s));
 }
 
-/* x w^T for x [rows, cols] and w [n, cols] in both precisions, each with a matrix of its
- * own; x32 NULL: in float64 alone. */
+/* x w^T for x [rows, cols] and w [n, cols] in both precisions, each with a matrix of
+ * its own; x32 NULL: in float64 alone. */
 RIG_UNWATCHED static inline void panels_products(const double *x, const float *x32, const float *w,
                                                  int32_t rows, int32_t n, int32_t cols, double *ret,
                                                  float *ret32)
