@@ -287,7 +287,8 @@ static void inputs_are_rounded_by_the_files_scale(void **state)
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(FIXED); i++) {
         for (size_t j = 0; j < (rig_small() ? 2 : ARRAY_LEN(rows)); j++) {
-            if (rig_multiplies(&r, FIXED[i].format) && rig_runs("fixed scales", i)) {
+            if (rig_multiplies(&r, FIXED[i].format) && rig_runs("fixed scales", i) &&
+                whole_takes(i + j, ARRAY_LEN(rows))) {
                 check_fixed(&r, &FIXED[i], rows[j], 1);
                 check_fixed(&r, &FIXED[i], rows[j], 0.5f);
             }
@@ -371,7 +372,9 @@ static void parts_of_other_formats_make_one_product(void **state)
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
         for (size_t j = 0; j < ARRAY_LEN(rows) && rig_runs("parts", i); j++) {
-            check_parts(&r, i, rows[j]);
+            if (whole_takes(i + j, ARRAY_LEN(rows))) {
+                check_parts(&r, i, rows[j]);
+            }
         }
     }
     rig_close(&r);
@@ -496,7 +499,9 @@ static void logits_follow_float64(void **state)
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
         bool wants = CASES[i].act == ACT_AS_THEY_ARE && rig_multiplies(&r, CASES[i].format);
         for (size_t j = 0; j < ARRAY_LEN(rows) && wants && rig_runs("logits", i); j++) {
-            check_logits(&r, &CASES[i], rows[j]);
+            if (whole_takes(i + j, ARRAY_LEN(rows))) {
+                check_logits(&r, &CASES[i], rows[j]);
+            }
         }
     }
     rig_close(&r);
