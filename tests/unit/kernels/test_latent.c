@@ -212,9 +212,10 @@ RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, const struct
         add_scaled(sum, p, key, c->latent);
         add_scaled32(sum32, p32, key, c->latent);
     }
+    enum dtype operand = operand_of(&s->r, c->dtype);
     for (int32_t d = 0; d < c->latent; d++) {
         sum[d] /= all;
-        sum32[d] = round_to(operand_of(&s->r, c->dtype), sum32[d] / all32);
+        sum32[d] = round_to(operand, sum32[d] / all32);
     }
 }
 

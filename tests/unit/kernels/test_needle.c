@@ -117,7 +117,8 @@ static void hay_step(struct hay *h, int32_t first, int32_t n, float *ret)
     free(x);
 }
 
-/* The same in float64 over what is stored, for tokens from `first` to the last one. */
+/* The same in float64 over what is stored, for tokens from `first` to the last one. A
+ * head's query is the same for all tokens, and so are the sums over keys before them. */
 static void reference(const struct hay *h, int32_t first, double *ret)
 {
     double sum[CHUNK * HEADS] = {0}, query[HEADS][DIM];
@@ -125,6 +126,10 @@ static void reference(const struct hay *h, int32_t first, double *ret)
 
     memset(ret, 0, CHUNK * HEADS * DIM * sizeof(*ret));
     for (int32_t j = 0; j < KEYS; j++) {
+        for (int32_t t = first + 1; t < KEYS && j == first; t++) {
+            memcpy(ret + (t - first) * HEADS * DIM, ret, HEADS * DIM * sizeof(*ret));
+            memcpy(sum + (t - first) * HEADS, sum, HEADS * sizeof(*sum));
+        }
         make_row(h, j, row);
         rig_cached_head(row + 2 * DIM, DIM, h->cache, attention_k_scale(&h->att), k);
         rig_cached_head(row + 3 * DIM, DIM, h->cache, attention_v_scale(&h->att), v);
@@ -135,12 +140,10 @@ static void reference(const struct hay *h, int32_t first, double *ret)
                 dot += query[head][i] * k[i];
             }
             double p = exp(dot * (double)h->att.scale);
-            for (int32_t t = MAX(first, j); t < KEYS; t++) {
+            for (int32_t t = MAX(first, j); t < (j < first ? first + 1 : KEYS); t++) {
                 int32_t at = (t - first) * HEADS + head;
                 sum[at] += p;
-                for (int32_t i = 0; i < DIM; i++) {
-                    ret[at * DIM + i] += p * v[i];
-                }
+                add_scaled(ret + at * DIM, p, v, DIM);
             }
         }
     }
@@ -180,6 +183,9 @@ static void a_needle_among_128k_keys_keeps_its_digits(void **state)
     errors_of(DTYPE_BF16, wide);
     assert_true(wide[0] < 0.01 && wide[1] < 0.01);
     for (size_t i = 0; i < ARRAY_LEN(types); i++) {
+        if (!whole_takes(i, ARRAY_LEN(types))) {
+            continue;
+        }
         errors_of(types[i], narrow);
         assert_true(narrow[0] <= 2 * wide[0] + 1e-6);
         assert_true(narrow[1] <= 2 * wide[1] + 1e-6);

@@ -428,11 +428,12 @@ static void products(const struct scene *s, double *ret, const float *x, const f
 {
     float *rounded = rig_alloc((size_t)k * sizeof(*rounded));
     double *row = rig_alloc((size_t)k * sizeof(*row));
+    enum dtype operand = operand_of(s->r, s->t);
 
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *weight = w + (int64_t)(i % n) * k;
         for (int32_t j = 0; i % n == 0 && j < k; j++) {
-            row[j] = rounded[j] = round_to(operand_of(s->r, s->t), x[(int64_t)(i / n) * k + j]);
+            row[j] = rounded[j] = round_to(operand, x[(int64_t)(i / n) * k + j]);
         }
         if (i % n == 0 && quantises_x(s)) {
             quant_row(rounded, k, row);
