@@ -3,6 +3,7 @@
  * skipped. */
 #include "models/checkpoint/quantised/quant_config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,15 @@ struct raw_group {
     struct quant_names targets;
 };
 
+/* Rules of GPTQ's `dynamic`, neighbours that say the same: what they set in place of
+ * what holds for all. */
+struct raw_rule {
+    bool left_alone; /* "-:": the modules are not quantised */
+    bool has_sym, asymmetric;
+    int64_t bits, group_size; /* 0: not given */
+    struct quant_names targets;
+};
+
 /* The members of all methods, as they are written; "" and 0: not given. */
 struct raw_quant {
     char method[32], format[32], algo[32], version[16], activations[16], checkpoint_format[16];
@@ -36,11 +46,12 @@ struct raw_quant {
     int64_t bits, group_size, block[2];
     bool zero_point; /* AWQ */
     bool asymmetric; /* GPTQ: sym is false */
-    bool overrides;  /* GPTQ: `dynamic` has rules of modules */
     bool sparse;     /* compressed-tensors: weights are sparse as well */
     bool transforms; /* compressed-tensors: weights are rotated */
     struct raw_group group[QUANT_MAX_GROUPS];
     int32_t n_groups;
+    struct raw_rule rule[QUANT_MAX_GROUPS - 1]; /* GPTQ, the first that matches holds */
+    int32_t n_rules;
     struct quant_names ignored;
 };
 
@@ -54,9 +65,19 @@ static bool read_no(struct json *j, const char *wanted)
                                      : json_fail(j, "%s: %s must be %s", KEY, j->key, wanted);
 }
 
+/* A text longer than all that have a meaning is cut, and then is none of them. */
 static bool read_text(struct json *j, char *ret, size_t cap)
 {
-    return json_peek(j) == JSON_STRING ? json_read_string(j, ret, cap, NULL) : read_no(j, "a text");
+    char text[256];
+
+    if (json_peek(j) != JSON_STRING) {
+        return read_no(j, "a text");
+    }
+    if (!json_read_string(j, text, sizeof(text), NULL)) {
+        return false;
+    }
+    snprintf(ret, cap, "%s", text);
+    return true;
 }
 
 static bool read_count(struct json *j, int64_t *ret)
@@ -207,6 +228,86 @@ static bool read_sparsity(struct json *j, bool *ret)
     return !j->failed;
 }
 
+static bool read_sym(struct json *j, bool *ret_asymmetric)
+{
+    bool symmetric = true;
+
+    read_flag(j, &symmetric);
+    *ret_asymmetric = !symmetric;
+    return !j->failed;
+}
+
+/* What a rule of `dynamic` sets; other members bear on how weights were rounded. */
+static bool read_settings(struct json *j, struct raw_rule *rule)
+{
+    if (json_peek(j) != JSON_OBJECT) {
+        return read_no(j, "an object");
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "bits")) {
+            read_count(j, &rule->bits);
+        } else if (json_key_is(j, "group_size")) {
+            read_count(j, &rule->group_size);
+        } else if (json_key_is(j, "sym")) {
+            rule->has_sym = json_peek(j) == JSON_BOOL;
+            read_sym(j, &rule->asymmetric);
+        } else {
+            json_skip(j);
+        }
+    }
+    return !j->failed;
+}
+
+static bool same_settings(const struct raw_rule *a, const struct raw_rule *b)
+{
+    return a->left_alone == b->left_alone && a->has_sym == b->has_sym &&
+           a->asymmetric == b->asymmetric && a->bits == b->bits && a->group_size == b->group_size;
+}
+
+/* Append a rule of the modules that `name` matches. */
+static bool add_rule(struct json *j, struct raw_quant *r, const struct raw_rule *rule,
+                     const char *name)
+{
+    struct raw_rule *last = r->n_rules > 0 ? &r->rule[r->n_rules - 1] : NULL;
+    struct err full;
+
+    if (!last || !same_settings(last, rule)) {
+        if (r->n_rules == QUANT_MAX_GROUPS - 1) {
+            return json_fail(j, "%s: more than %d different rules of modules", KEY,
+                             QUANT_MAX_GROUPS - 1);
+        }
+        last = &r->rule[r->n_rules++];
+        *last = *rule;
+    }
+    return quant_names_add(&last->targets, name, &full) == 0 || json_fail(j, "%s", full.text);
+}
+
+/* GPTQ's `dynamic`: rules by regular expressions that match from the beginning, "-:" in
+ * front of those of modules that are not quantised, "+:" or nothing of others. */
+static bool read_rules(struct json *j, struct raw_quant *r)
+{
+    char name[QUANT_NAME_BYTES];
+
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        struct raw_rule rule = {.left_alone = strncmp(j->key, "-:", 2) == 0};
+        bool marked = rule.left_alone || strncmp(j->key, "+:", 2) == 0;
+        int len = snprintf(name, sizeof(name), "re:%s", j->key + (marked ? 2 : 0));
+        if (len >= (int)sizeof(name)) {
+            return json_fail(j, "%s: a rule is longer than %d bytes", KEY, QUANT_NAME_BYTES - 4);
+        }
+        if (!(rule.left_alone ? json_skip(j) : read_settings(j, &rule)) ||
+            !add_rule(j, r, &rule, name)) {
+            return false;
+        }
+    }
+    return !j->failed;
+}
+
 static bool read_list(struct json *j, struct raw_quant *r)
 {
     if (json_key_is(j, "ignore") || json_key_is(j, "modules_to_not_convert") ||
@@ -223,7 +324,7 @@ static bool read_list(struct json *j, struct raw_quant *r)
         return read_presence(j, &r->transforms);
     }
     if (json_key_is(j, "dynamic")) {
-        return read_presence(j, &r->overrides);
+        return read_rules(j, r);
     }
     return json_skip(j);
 }
@@ -263,10 +364,7 @@ static bool read_member(struct json *j, struct raw_quant *r)
         return read_flag(j, &r->zero_point);
     }
     if (json_key_is(j, "sym")) {
-        bool symmetric = true;
-        read_flag(j, &symmetric);
-        r->asymmetric = !symmetric;
-        return !j->failed;
+        return read_sym(j, &r->asymmetric);
     }
     return read_list(j, r);
 }
@@ -284,6 +382,9 @@ static void raw_release(struct raw_quant *r)
 {
     for (int32_t i = 0; i < r->n_groups; i++) {
         quant_names_release(&r->group[i].targets);
+    }
+    for (int32_t i = 0; i < r->n_rules; i++) {
+        quant_names_release(&r->rule[i].targets);
     }
     quant_names_release(&r->ignored);
 }
@@ -447,22 +548,50 @@ static int fp8(const struct raw_quant *r, struct quant_scheme *ret, struct err *
     return 0;
 }
 
-static int integers(const struct raw_quant *r, struct quant_config *ret, struct err *e)
+/* Integers of `bits` that share a scale in groups of `size`. */
+static int integer_scheme(const struct raw_quant *r, enum quant_method m, int64_t bits,
+                          int64_t size, bool zeros, struct quant_scheme *ret, struct err *e)
 {
-    struct quant_scheme *s = &ret->group[0].scheme;
-    bool awq = ret->method == QUANT_AWQ;
+    bool awq = m == QUANT_AWQ;
 
-    if (r->bits != 4 && (r->bits != 8 || awq)) {
+    if (bits != 4 && (bits != 8 || awq)) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s with %lld bits, supported are %s", KEY,
-                       METHODS[ret->method], (long long)r->bits, awq ? "4" : "4 and 8");
+                       METHODS[m], (long long)bits, awq ? "4" : "4 and 8");
     }
     if (awq && r->version[0] && strcasecmp(r->version, "gemm") != 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: awq of version '%s', supported is gemm", KEY,
                        r->version);
     }
-    if (r->overrides) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: gptq with rules for single modules (dynamic)", KEY);
+    *ret = (struct quant_scheme){
+        .format = bits == 4 ? FORMAT_INT4 : FORMAT_INT8, .group_rows = 1, .zeros = zeros};
+    return group_size(size, &ret->group_cols, e);
+}
+
+/* GPTQ's rules as groups, in front of the one of all modules. */
+static int rules(struct raw_quant *r, struct quant_config *ret, struct err *e)
+{
+    int rc = 0;
+
+    ret->n_groups = 0;
+    for (int32_t i = 0; i < r->n_rules && rc == 0; i++) {
+        struct raw_rule *rule = &r->rule[i];
+        struct quant_group *g = &ret->group[ret->n_groups++];
+        *g = (struct quant_group){.left_alone = rule->left_alone, .targets = rule->targets};
+        rule->targets = (struct quant_names){0};
+        if (!rule->left_alone) {
+            rc = integer_scheme(r, ret->method, rule->bits ? rule->bits : r->bits,
+                                rule->group_size ? rule->group_size : r->group_size,
+                                rule->has_sym ? rule->asymmetric : r->asymmetric, &g->scheme, e);
+        }
     }
+    ret->n_groups++;
+    return rc;
+}
+
+static int integers(struct raw_quant *r, struct quant_config *ret, struct err *e)
+{
+    bool awq = ret->method == QUANT_AWQ;
+
     if (r->checkpoint_format[0] && strcmp(r->checkpoint_format, "gptq") != 0 &&
         strcmp(r->checkpoint_format, "gptq_v2") != 0) {
         return err_set(e, ERR_UNSUPPORTED,
@@ -470,10 +599,11 @@ static int integers(const struct raw_quant *r, struct quant_config *ret, struct 
                        r->checkpoint_format);
     }
     ret->stores_less_one = !awq && strcmp(r->checkpoint_format, "gptq_v2") != 0;
-    *s = (struct quant_scheme){.format = r->bits == 4 ? FORMAT_INT4 : FORMAT_INT8,
-                               .group_rows = 1,
-                               .zeros = awq ? r->zero_point : r->asymmetric};
-    return group_size(r->group_size, &s->group_cols, e);
+    int rc = awq ? 0 : rules(r, ret, e);
+    return rc < 0 ? rc
+                  : integer_scheme(r, ret->method, r->bits, r->group_size,
+                                   awq ? r->zero_point : r->asymmetric,
+                                   &ret->group[ret->n_groups - 1].scheme, e);
 }
 
 static int modelopt(const struct raw_quant *r, struct quant_scheme *ret, struct err *e)
@@ -616,13 +746,13 @@ int quant_config_scheme(const struct quant_config *q, const char *module, struct
     static const char *const ALL = "Linear";
     const struct quant_group *g = NULL;
 
-    if (quant_names_match(&q->ignored, module)) {
-        return err_set(e, ERR_INVALID, "%s leaves %.200s alone, but its weight is quantised", KEY,
-                       module);
-    }
     for (int32_t i = 0; i < q->n_groups && !g; i++) {
         bool named = quant_names_match(&q->group[i].targets, module);
         g = named || q->group[i].targets.n == 0 ? &q->group[i] : NULL;
+    }
+    if (quant_names_match(&q->ignored, module) || (g && g->left_alone)) {
+        return err_set(e, ERR_INVALID, "%s leaves %.200s alone, but its weight is quantised", KEY,
+                       module);
     }
     for (int32_t i = 0; i < q->n_groups && !g; i++) { /* by class, after those by name */
         g = quant_names_match(&q->group[i].targets, ALL) ? &q->group[i] : NULL;

@@ -226,7 +226,10 @@ static void configurations_are_checked(void **state)
         {CT("pack-quantized", INT4_G32 ",\"dynamic\":7"), "dynamic must be true or false"},
         {CT("pack-quantized", INT4_G32 ",\"dynamic\":\"local\""), "no codes of INT4"},
         {"[]", "config.json"},
+        {"{\"quant_method\":\"fp8\",\"version\":\"0.10.3.dev47+ge463fe6\"}", NULL},
         {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"none\"}", "activation_scheme 'none'"},
+        {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic, but a little longer\"}",
+         "activation_scheme 'dynamic, but a"},
         {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "fmt 'e5m2'"},
         {"{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}", "2 sizes"},
         {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", "2 sizes"},
@@ -240,7 +243,10 @@ static void configurations_are_checked(void **state)
         {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":0}", "group_size 0"},
         {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":-2}", "group_size -2"},
         {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":9}", "group_size 9"},
-        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"dynamic\":{\"a\":{}}}", "rules"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"dynamic\":{\"a\":{\"bits\":3}}}",
+         "3 bits"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"dynamic\":{\"a\":[]}}",
+         "a must be an object"},
         {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"marlin\"}", "'marlin'"},
         {"{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}", "8 bits"},
         {"{\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"}", "version 'gemv'"},
@@ -287,6 +293,50 @@ static void groups_are_chosen_by_name_then_by_class(void **state)
     assert_int_equal(quant_config_scheme(&q, "layers.0.down_proj", &s, &e), 0);
     assert_true(s.format == FORMAT_INT4 && s.group_rows == 1 && s.group_cols == 32);
     assert_int_equal(quant_config_scheme(&q, "layers.0.gate", &s, &e), ERR_INVALID);
+    quant_config_release(&q);
+}
+
+/* As GPTQModel's dynamic_get: the first that matches from the beginning. */
+static void the_first_rule_of_gptq_that_matches_holds(void **state)
+{
+    (void)state;
+    static const char CONFIG[] =
+        "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,"
+        "\"sym\":true,\"dynamic\":{"
+        "\"-:.*attn.*\":{},\"-:.*shared_expert\\\\.\":{},"
+        "\"+:.*\\\\.18\\\\..*down\":{\"bits\":8,\"group_size\":64,\"sym\":false,\"desc_act\":true},"
+        "\".*\\\\.18\\\\.\":{\"group_size\":32},"
+        "\"-:.*\\\\.18\\\\..*up\":{},\"lm_head\":{}}}}";
+    const struct {
+        const char *module;
+        int32_t cols; /* 0: left alone */
+        enum weight_format_id format;
+        bool zeros;
+    } cases[] = {{"layers.18.self_attn.q_proj", 0, FORMAT_INT4, false},
+                 {"layers.1.mlp.shared_expert.up_proj", 0, FORMAT_INT4, false},
+                 {"layers.1.mlp.shared_expert_gate", 128, FORMAT_INT4, false},
+                 {"layers.18.mlp.down_proj", 64, FORMAT_INT8, true},
+                 {"layers.18.mlp.up_proj", 32, FORMAT_INT4, false},
+                 {"layers.1.mlp.down_proj", 128, FORMAT_INT4, false},
+                 {"lm_head", 128, FORMAT_INT4, false}};
+    struct quant_config q;
+    struct quant_scheme s;
+    bool found;
+    struct err e;
+
+    assert_int_equal(quant_config_parse(&q, &found, CONFIG, strlen(CONFIG), &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int rc = quant_config_scheme(&q, cases[i].module, &s, &e);
+        if (cases[i].cols == 0) {
+            assert_int_equal(rc, ERR_INVALID);
+            assert_non_null(strstr(e.text, "alone"));
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_int_equal(s.format, cases[i].format);
+        assert_int_equal(s.group_cols, cases[i].cols);
+        assert_int_equal(s.zeros, cases[i].zeros);
+    }
     quant_config_release(&q);
 }
 
@@ -581,6 +631,7 @@ int main(void)
         cmocka_unit_test(values_are_those_of_the_formats_own_decoders),
         cmocka_unit_test(configurations_are_checked),
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
+        cmocka_unit_test(the_first_rule_of_gptq_that_matches_holds),
         cmocka_unit_test(a_text_part_may_have_the_configuration),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
