@@ -303,6 +303,7 @@ struct architecture {
     bool qkv_bias, o_bias, mlp_bias; /* defaults */
     bool qk_norm;                    /* q and k are normed per head */
     int32_t sliding_window;          /* default; 0: none */
+    bool windows;                    /* sliding_window is heeded; so it is with any of the next */
     bool window_switch;              /* the window counts only with use_sliding_window */
     bool window_listed;              /* or only in layers that layer_types names */
     int32_t window_pattern;          /* every so many layers one has no window; 0: no pattern */

@@ -434,6 +434,14 @@ static int set_gemma4(struct model_config *c, const struct raw_config *r, struct
     return 0;
 }
 
+/* Whether the architecture's own code has windows: configurations of others may have
+ * the members of the model that they were copied from. */
+static bool heeds_windows(const struct architecture *a)
+{
+    return a->windows || a->sliding_window > 0 || a->window_switch || a->window_listed ||
+           a->window_pattern > 0;
+}
+
 static int set_window(struct model_config *c, const struct raw_config *r,
                       const struct architecture *a, struct err *e)
 {
@@ -449,7 +457,7 @@ static int set_window(struct model_config *c, const struct raw_config *r,
                            CONFIG, a->name);
         }
     }
-    if (window == 0 || a->llama4 || (a->window_switch && r->use_window != 1)) {
+    if (window == 0 || !heeds_windows(a) || (a->window_switch && r->use_window != 1)) {
         return 0;
     }
     int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;

@@ -34,6 +34,7 @@ static const struct architecture ARCHITECTURES[] = {
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
      .rope_theta = 10000,
+     .window_listed = true,
      .qk_norm = true,
      .experts = true,
      .sigmoid_experts = true},

@@ -128,6 +128,7 @@ const struct model_family big_code_family = {.architectures = BIG_CODE,
 static const struct architecture STARCODER2[] = {
     {.name = "Starcoder2ForCausalLM",
      .models = "StarCoder2",
+     .windows = true,
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_GELU_TANH,

@@ -137,6 +137,7 @@ const struct model_family qwen_moe_family = {.architectures = QWEN,
 static const struct architecture MIXTRAL[] = {
     {.name = "MixtralForCausalLM",
      .models = "Mixtral",
+     .windows = true,
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -166,7 +167,7 @@ const struct model_family mixtral_family = {.architectures = MIXTRAL,
 
 #define PHI_MOE(arch)                                                                          \
     .name = (arch), .norm = NORM_LAYER, .norm_eps = 1e-5f, .act = ACT_SILU, .rope_theta = 1e6, \
-    .experts = true, .mixer_experts = true
+    .windows = true, .experts = true, .mixer_experts = true
 
 static const struct architecture PHI_MOE_NAMES[] = {
     {PHI_MOE("PhiMoEForCausalLM"), .models = "Phi-3.5-MoE"},

@@ -6,6 +6,7 @@
 static const struct architecture ARCHITECTURES[] = {
     {.name = "Phi3ForCausalLM",
      .models = "Phi-3, Phi-4",
+     .windows = true,
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

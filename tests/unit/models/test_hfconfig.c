@@ -172,6 +172,40 @@ static void windows_hold_for_the_layers_they_name(void **state)
     assert_true(c.windowed[0] && !c.windowed[1] && c.windowed[2]);
 }
 
+/* As transformers: LLaMA and others have no windows, whatever was left in the file by a
+ * conversion from a model that has. */
+static void windows_are_of_architectures_that_have_them(void **state)
+{
+    (void)state;
+#define LISTED "\"layer_types\":[\"full_attention\",\"full_attention\",\"sliding_attention\"],"
+    static const struct {
+        const char *name, *more;
+        bool windowed[2]; /* the first layer, the last */
+    } CASES[] = {{"LlamaForCausalLM", "", {false, false}},
+                 {"LlamaForCausalLM", "\"use_sliding_window\":false,", {false, false}},
+                 {"LlamaForCausalLM", LISTED, {false, false}},
+                 {"SeedOssForCausalLM", "", {false, false}},
+                 {"GraniteForCausalLM", "", {false, false}},
+                 {"SmolLM3ForCausalLM", "\"use_sliding_window\":false," LISTED, {false, false}},
+                 {"SmolLM3ForCausalLM", "\"use_sliding_window\":true," LISTED, {false, true}},
+                 {"Ministral3ForCausalLM", "", {true, true}},
+                 {"Phi3ForCausalLM", "", {true, true}},
+                 {"Starcoder2ForCausalLM", "", {true, true}}};
+#undef LISTED
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        char text[1024];
+        snprintf(text, sizeof(text),
+                 "{\"architectures\":[\"%s\"],\"sliding_window\":8,%s" SIZES "}", CASES[i].name,
+                 CASES[i].more);
+        accept(text);
+        if (c.windowed[0] != CASES[i].windowed[0] || c.windowed[2] != CASES[i].windowed[1] ||
+            c.sliding_window != (CASES[i].windowed[1] ? 8 : 0)) {
+            fail_msg("%s %s", CASES[i].name, CASES[i].more);
+        }
+    }
+}
+
 static void wrong_values_are_named_with_what_is_allowed(void **state)
 {
     (void)state;
@@ -517,6 +551,7 @@ int main(void)
         cmocka_unit_test(the_new_style_is_read),
         cmocka_unit_test(silence_means_the_architectures_defaults),
         cmocka_unit_test(windows_hold_for_the_layers_they_name),
+        cmocka_unit_test(windows_are_of_architectures_that_have_them),
         cmocka_unit_test(wrong_values_are_named_with_what_is_allowed),
         cmocka_unit_test(latents_are_read_and_checked),
         cmocka_unit_test(layers_of_gemma4_are_checked_against_each_other),
