@@ -94,25 +94,50 @@ static bool read_option(struct arguments *a, const char *name, const char *value
     return false;
 }
 
+/* argv[*i], an option: alone, as "--name=value" or before its value. false: there is no
+ * such option, or it does not take this value. */
+static bool read_flag(struct arguments *a, int argc, char **argv, int *i)
+{
+    const struct {
+        const char *name;
+        bool *ret;
+    } switches[] = {{"--search", &a->options.search},
+                    {"--static", &a->options.fixed},
+                    {"--asymmetric", &a->options.zeros}};
+    char name[32];
+    const char *equals = strchr(argv[*i], '=');
+
+    for (size_t k = 0; k < ARRAY_LEN(switches); k++) {
+        if (strcmp(argv[*i], switches[k].name) == 0) {
+            *switches[k].ret = true;
+            return true;
+        }
+    }
+    if (!equals) {
+        const char *value = *i + 1 < argc ? argv[*i + 1] : "";
+        return read_option(a, argv[(*i)++], value);
+    }
+    snprintf(name, sizeof(name), "%.*s", (int)(equals - argv[*i]), argv[*i]);
+    return read_option(a, name, equals + 1);
+}
+
 static bool read_arguments(struct arguments *a, int argc, char **argv)
 {
     for (int i = 0; i < argc; i++) {
-        if (strcmp(argv[i], "--search") == 0) {
-            a->options.search = true;
-        } else if (strcmp(argv[i], "--static") == 0) {
-            a->options.fixed = true;
-        } else if (strcmp(argv[i], "--asymmetric") == 0) {
-            a->options.zeros = true;
-        } else if (strncmp(argv[i], "--", 2) == 0) {
-            if (i + 1 == argc || !read_option(a, argv[i], argv[i + 1])) {
-                return false;
-            }
-            i++;
+        int at = i;
+        bool taken = true;
+        if (strncmp(argv[i], "--", 2) == 0) {
+            taken = read_flag(a, argc, argv, &i);
         } else if (!a->from) {
             a->from = argv[i];
         } else if (!a->to) {
             a->to = argv[i];
         } else {
+            taken = false;
+        }
+        if (!taken) {
+            fprintf(stderr, "quire quantize: %s%s%s is not understood\n", argv[at],
+                    i > at && i < argc ? " " : "", i > at && i < argc ? argv[i] : "");
             return false;
         }
     }

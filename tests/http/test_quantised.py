@@ -482,7 +482,7 @@ def test_quantize_refuses_what_it_cannot_do(tmp_path):
     golden = os.path.join(ROOT, "tests", "golden")
     for source, target, form, status, why in (
             (DEMO, taken, "int8", 1, "File exists"),
-            (DEMO, tmp_path / "a", "int3", 2, "usage"),
+            (DEMO, tmp_path / "a", "int3", 2, "--format int3 is not understood\nusage"),
             (str(int8), tmp_path / "b", "int8", 1, "I8, must be"),
             (os.path.join(golden, "gpt2"), tmp_path / "c", "int8", 1, "transposed"),
             (os.path.join(golden, "mixtral"), tmp_path / "d", "int4", 1, "no groups of 32"),
@@ -490,6 +490,18 @@ def test_quantize_refuses_what_it_cannot_do(tmp_path):
             (str(tmp_path / "none"), tmp_path / "f", "int8", 1, "No such file")):
         made = quantize(source, str(target), "--format", form)
         assert made.returncode == status and why in made.stderr, made.stderr
+
+
+def test_quantize_takes_values_behind_an_equals_sign(tmp_path):
+    for i, (arguments, why) in enumerate(((["--format=int8", "--tokens=8"], ""),
+                                          (["--format=int8", "--format="], "--format= is not"),
+                                          (["--format=int8", "--formats=int8"], "--formats=int8 is"),
+                                          (["--format=int8", "--tokens"], "--tokens is not"),
+                                          (["--format=int8", "more"], "more is not understood"))):
+        made = subprocess.run([QUIRE, "quantize", DEMO, str(tmp_path / str(i)), *arguments], text=True,
+                              capture_output=True)
+        assert made.returncode == (2 if why else 0), made.stderr
+        assert made.stderr.startswith("quire quantize: " + why if why else ""), made.stderr
 
 
 def quantize_command(target):
