@@ -188,7 +188,7 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
     ret->n = n[0] + n[1] + n[2];
     ret->n_full = n[0];
     ret->n_windowed = n[1];
-    ret->n_layers = block_layers(c, n, o->stage, n_stages);
+    ret->n_layers = MAX(block_layers(c, n, o->stage, n_stages), 1); /* even of MLPs alone */
     for (int32_t k = n[0]; k < ret->n; k++) {
         ret->window[k] = k < n[0] + n[1] ? c->sliding_window : MODEL_KV_STATES;
     }

@@ -55,6 +55,33 @@ static void nemotron_3_nano(void **state)
     assert_true(c.n_layers == 3 && c.experts.n == 0 && c.mlp_alone[1] && model_attends(&c, 2));
 }
 
+/* Blocks have a size on a stage of MLPs alone as well, and layers a place. */
+static void a_stage_of_mlps_alone_has_blocks(void **state)
+{
+    (void)state;
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+    struct model_kv_groups groups;
+    int32_t group, index;
+
+    read_config("{" NEMOTRON ",\"hybrid_override_pattern\":\"M*-M--\"}");
+    for (int32_t n = 1; n <= c.n_layers; n++) {
+        for (int32_t stage = 0; stage < n; stage++) {
+            struct model_options o = {.n_stages = n, .stage = stage};
+            int32_t first = model_first_layer(&c, stage, n);
+            model_kv_groups(&groups, &c, &o);
+            model_kv_layouts(layout, &c, &o, 16, DTYPE_BF16);
+            assert_true(groups.n >= 2 && groups.n_layers >= 1);
+            for (int32_t i = 0; i < groups.n; i++) {
+                assert_true(kv_layout_block_bytes(&layout[i]) > 0);
+            }
+            for (int32_t i = first; i < model_first_layer(&c, stage + 1, n); i++) {
+                model_kv_place(&groups, &c, first, i, c.recurrent.layer[i], &group, &index);
+                assert_true(c.mlp_alone[i] || (group < groups.n && index < groups.n_layers));
+            }
+        }
+    }
+}
+
 static void nemotrons_that_cannot_be_are_refused(void **state)
 {
     (void)state;
@@ -155,6 +182,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nemotron_3_nano),
+        cmocka_unit_test(a_stage_of_mlps_alone_has_blocks),
         cmocka_unit_test(nemotrons_that_cannot_be_are_refused),
         cmocka_unit_test(falcon_h1_half_a_billion),
         cmocka_unit_test(jamba_1_5_mini),
