@@ -42,11 +42,51 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
     "+" LOWER "*" CONTRACTIONS                                                                 \
     "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define YOUTU                                                                                  \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTIONS "?|[^\\r\\n\\p{L}\\p{N}]?" UPPER \
+    "+" LOWER "*" CONTRACTIONS                                                                 \
+    "?|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define EXAONE_MOE                                                                     \
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+|\\p{N}" \
+                 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]?|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define JAIS2                                                                                 \
+    CONTRACTIONS                                                                              \
+    "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+" \
+    "|\\s{512}(?!\\S)|\\s{256}(?!\\S)|\\s{128}(?!\\S)|\\s{64}(?!\\S)|\\s{32}(?!\\S)"          \
+    "|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}"
+/* Digits in threes, counted from the last. */
+#define DIGITS_FROM_RIGHT "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))"
+#define ASIAN                                                                         \
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f" \
+    "\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\ua9e0-\ua9ff"  \
+    "\uaa60-\uaa7f\uac00-\ud7af\u1100-\u11ff]+"
+/* Letters that have a case. */
+#define DEEPSEEK_LETTERS                                                       \
+    "\\s?[A-Za-z"                                                              \
+    "\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"  \
+    "\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-"   \
+    "\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"  \
+    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf"  \
+    "\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-" \
+    "\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-"   \
+    "\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-"  \
+    "\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113"   \
+    "\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"    \
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"   \
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-"  \
+    "\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"  \
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-"       \
+    "\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-"          \
+    "\U000118df\U0001e900-\U0001e943"                                          \
+    "]+"
+#define DEEPSEEK_CJK "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
 /* A value of tokenizer.ggml.pre, and what the tokenizer.json of such models says. */
 struct pre {
     const char *name;
     const char *regex;    /* NULL: GPT-2's */
-    const char *first[2]; /* expressions that split before it does; NULL: none */
+    const char *first[5]; /* expressions that split before it does; NULL: none */
     bool digits;          /* each digit is a word */
     bool nfc;
     bool ignore_merges;
@@ -58,7 +98,10 @@ static const struct pre PRES[] = {
     {.name = "gpt-2"},
     {.name = "gpt2"},
     {.name = "phi-2"},
+    {.name = "mellum"},
+    {.name = "a.x-4.0"},
     {.name = "smollm", .digits = true},
+    {.name = "mellum2", .digits = true},
     {.name = "starcoder", .digits = true},
     {.name = "refact", .digits = true},
     {.name = "command-r", .digits = true},
@@ -69,6 +112,8 @@ static const struct pre PRES[] = {
     {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "falcon3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "midm-2.0", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "lfm2", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "falcon-h1", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "pixtral", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
@@ -85,13 +130,35 @@ static const struct pre PRES[] = {
     {.name = "hunyuan-dense",
      .regex = DEEPSEEK3,
      .first = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}},
+    {.name = "deepseek-llm",
+     .regex = "\\p{N}+",
+     .first = {"[\r\n]", DEEPSEEK_LETTERS,
+               "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", "\\s+$",
+               DEEPSEEK_CJK}},
+    {.name = "deepseek-coder",
+     .regex = "\\p{N}",
+     .first = {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", DEEPSEEK_CJK}},
+    {.name = "falcon", .regex = "[0-9][0-9][0-9]", .first = {"[\\p{P}\\$\\+<=>\\^~\\|`]+", GPT2}},
     {.name = "hunyuan", .regex = QWEN2},
+    {.name = "solar-open", .regex = QWEN2},
     {.name = "bailingmoe2", .regex = LING},
     {.name = "stablelm2", .regex = QWEN2},
     {.name = "seed-coder", .regex = SEED},
     {.name = "tekken", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
     {.name = "gpt-4o", .regex = GPT4O},
     {.name = "minimax-m2", .regex = GPT4O},
+    {.name = "llama4", .regex = GPT4O},
+    {.name = "kanana2", .regex = GPT4O},
+    {.name = "youtu",
+     .regex = YOUTU,
+     .first =
+         {"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b"
+          "\uff0c\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f"
+          "\u30a0-\u30ff]+"},
+     .ignore_merges = true},
+    {.name = "exaone-moe", .regex = EXAONE_MOE},
+    {.name = "jais-2", .regex = JAIS2},
+    {.name = "afmoe", .regex = DEEPSEEK3, .first = {DIGITS_FROM_RIGHT, ASIAN}},
 };
 
 /* Gemma-4's BPE over the characters of the whole text, whose spaces are marked. */
@@ -125,7 +192,7 @@ static int read_id(const struct vocabulary *v, const char *key, int32_t *ret)
 
 static int read_pre(struct vocabulary *v)
 {
-    char known[512] = "";
+    char known[1024] = "";
     struct gguf_text name = {"default", 7};
     int found = gguf_string(v->g, "tokenizer.ggml.pre", &name, v->e);
 
@@ -320,6 +387,17 @@ static void put_added(const struct vocabulary *v, struct buf *b)
     buf_putc(b, ']');
 }
 
+/* Words end where a match does. regex NULL: nothing. */
+static void put_split(struct buf *b, const char *regex)
+{
+    if (regex) {
+        buf_puts(b, "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false,"
+                    "\"pattern\":{\"Regex\":");
+        put_string(b, regex, strlen(regex));
+        buf_puts(b, "}},");
+    }
+}
+
 static void put_parts(const struct vocabulary *v, struct buf *b)
 {
     static const char BYTE_LEVEL[] =
@@ -339,15 +417,10 @@ static void put_parts(const struct vocabulary *v, struct buf *b)
     if (v->pre->digits) {
         buf_puts(b, "{\"type\":\"Digits\",\"individual_digits\":true},");
     }
-    const char *const regex[] = {v->pre->first[0], v->pre->first[1], v->pre->regex};
-    for (size_t i = 0; i < ARRAY_LEN(regex); i++) {
-        if (regex[i]) {
-            buf_puts(b, "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false,"
-                        "\"pattern\":{\"Regex\":");
-            put_string(b, regex[i], strlen(regex[i]));
-            buf_puts(b, "}},");
-        }
+    for (size_t i = 0; i < ARRAY_LEN(v->pre->first); i++) {
+        put_split(b, v->pre->first[i]);
     }
+    put_split(b, v->pre->regex);
     buf_printf(b, "%s%s}]},\"decoder\":%strue}}", BYTE_LEVEL, v->pre->regex ? "false" : "true",
                BYTE_LEVEL);
 }

@@ -808,6 +808,57 @@ static void a_byte_level_vocabulary_encodes(void **state)
     file_release(&f);
 }
 
+/* Where words end, by tokenizer.ggml.pre: what is merged tells. Expected are the splits
+ * of llama.cpp. */
+static void words_end_as_the_vocabularys_kind_says(void **state)
+{
+    (void)state;
+    enum { ONE, TWO, THREE, FOUR, FIVE, LINE, LINES, A, SPACE, SPACE_A, DOT, DOT_A, N };
+    static const char *const
+        TOKENS[N] = {"1", "11",     "111",     "1111", "11111", "\u010a", "\u010a\u010a",
+                     "a", "\u0120", "\u0120a", ".",    ".a"},
+        *const MERGES[] = {"1 1", "11 11", "11 1", "1111 1", "\u010a \u010a", "\u0120 a", ". a"};
+#define ONES ONE, ONE, ONE, ONE, ONE
+#define APART DOT, A, LINE, LINE, A, SPACE_A, -1
+#define TOGETHER DOT_A, LINES, A, SPACE_A, -1
+    static const struct {
+        const char *pre;
+        int32_t want[16];
+    } CASES[] = {{"llama4", {THREE, TWO, TOGETHER}}, {"falcon3", {THREE, TWO, TOGETHER}},
+                 {"jais-2", {THREE, TWO, TOGETHER}}, {"afmoe", {TWO, THREE, TOGETHER}},
+                 {"solar-open", {ONES, TOGETHER}},   {"youtu", {ONES, TOGETHER}},
+                 {"exaone-moe", {ONES, TOGETHER}},   {"mellum", {FIVE, APART}},
+                 {"mellum2", {ONES, APART}},         {"deepseek-llm", {FIVE, APART}},
+                 {"deepseek-coder", {ONES, APART}},  {"falcon", {THREE, TWO, APART}}};
+#undef ONES
+#undef APART
+#undef TOGETHER
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct file f;
+        struct tokenizer *t = NULL;
+        int32_t n = 0;
+        file_init(&f);
+        set_text(&f, "tokenizer.ggml.model", "gpt2");
+        set_text(&f, "tokenizer.ggml.pre", CASES[i].pre);
+        set_texts(&f, "tokenizer.ggml.tokens", TOKENS, N);
+        set_texts(&f, "tokenizer.ggml.merges", MERGES, ARRAY_LEN(MERGES));
+        set_bool(&f, "tokenizer.ggml.add_bos_token", false);
+        finish(&f, 3);
+        struct gguf *g = parse(&f);
+        if (gguf_tokenizer(&t, g, &e) != 0) {
+            fail_msg("%s", e.text);
+        }
+        while (CASES[i].want[n] >= 0) {
+            n++;
+        }
+        expect_ids(t, "11111.a\n\na a", CASES[i].want, n);
+        tokenizer_free(t);
+        gguf_free(g);
+        file_release(&f);
+    }
+}
+
 static void a_sentencepiece_vocabulary_encodes(void **state)
 {
     (void)state;
@@ -940,6 +991,7 @@ int main(void)
         cmocka_unit_test(experts_become_tensors_of_their_own),
         cmocka_unit_test(gates_and_ups_in_one_tensor_are_two),
         cmocka_unit_test(a_byte_level_vocabulary_encodes),
+        cmocka_unit_test(words_end_as_the_vocabularys_kind_says),
         cmocka_unit_test(a_sentencepiece_vocabulary_encodes),
         cmocka_unit_test(a_vocabulary_of_marked_spaces_encodes),
         cmocka_unit_test(broken_vocabularies_are_refused),
