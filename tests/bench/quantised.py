@@ -24,9 +24,9 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
   reference    of the decoded weights in float32
   quire        of the same file by Quire, on this processor; ratio: to the reference
   rounded      of the decoded weights with the inputs of products rounded to int8 in
-               groups of 32 where Quire's kernels do so on a CPU: of W8A8 in all layers,
-               of GGUF files but for q, k, v and the layers at the ends; of files with a
-               scale for all inputs of a product by that
+               groups of 32 where Quire's kernels do so on a CPU: of W8A8 and of GGUF
+               files, but for q, k, v and the layers at the ends; of files with a scale
+               for all inputs of a product by that
   kl           mean of KL(reference || quire) over the second halves of the first two
                windows, in nats; kl_rounded of `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
@@ -45,12 +45,14 @@ goes on with where an earlier one ended:
 
 greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a
 prompt holds if each of its tokens is within --tie nats of the reference's best one,
-given what stands before it. held_bfloat16, with --bfloat16: the same of the decoded
+given what stands before it. Where a file has a scale for all inputs of a product, the
+reference rounds them by it. held_bfloat16, with --bfloat16: the same of the decoded
 weights run in bfloat16 by transformers.
 
 Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-tensors and gguf.
 """
 import argparse
+import contextlib
 import copy
 import fnmatch
 import hashlib
@@ -361,23 +363,31 @@ def reference_logits(model, window):
 
 
 def keeps_inputs(path, n_layers):
-    """Whether Quire keeps more than int8 of a product's inputs in a GGUF file
-    (keeps_inputs in models/families/load/weights.c)."""
+    """Whether Quire keeps more than int8 of a product's inputs although it rounds them
+    elsewhere (keeps_inputs in models/families/load/weights.c)."""
     layer = int(path.split(".")[2])
     return path.endswith(("q_proj", "k_proj", "v_proj")) or layer < 1 or layer >= n_layers - 2
 
 
-@torch.no_grad()
-def rounded_logits(model, window, blocks, static):
+@contextlib.contextmanager
+def inputs_rounded(model, by_path):
+    """The model with each of these hooks at the module of its path."""
+    modules = dict(model.named_modules())
+    hooks = [modules[path].register_forward_pre_hook(hook) for path, hook in by_path.items()]
+    try:
+        yield
+    finally:
+        for h in hooks:
+            h.remove()
+
+
+def rounded_logits(model, window, static):
+    """By the file's scales, else where Quire rounds."""
     n_layers = model.config.num_hidden_layers
-    hooks = [m.register_forward_pre_hook(static.get(path, goldens.rounded))
-             for path, m in model.named_modules()
-             if isinstance(m, torch.nn.Linear) and path != "lm_head"
-             and not (blocks and keeps_inputs(path, n_layers))]
-    out = reference_logits(model, window)
-    for h in hooks:
-        h.remove()
-    return out
+    paths = (path[:-len(".weight")] for path in linear_names(model))
+    by_path = static or {p: goldens.rounded for p in paths if not keeps_inputs(p, n_layers)}
+    with inputs_rounded(model, by_path):
+        return reference_logits(model, window)
 
 
 class Seen:
@@ -449,10 +459,10 @@ def perplexity(a, model, floats, ids, text, case):
     ref = kept(a, "exact", model, windows, plainly)
     row = {"tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
     if case.rounds:
-        kind = "-rounded-fine" if blocks else "-static" if case.hooks else "-rounded"
-        as_rounded = lambda _, x: rounded_logits(model, x, blocks, case.hooks)
-        of = windows if kind != "-static" else [windows, case.name]
-        rounded = kept(a, kind[1:], model, of, lambda: Seen(windows, as_rounded))
+        as_rounded = lambda _, x: rounded_logits(model, x, case.hooks)
+        of = [windows, case.name] if case.hooks else windows
+        kind = "static" if case.hooks else "rounded-fine"
+        rounded = kept(a, kind, model, of, lambda: Seen(windows, as_rounded))
         row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
     if not a.references:
         got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
@@ -547,7 +557,9 @@ def greedy(a, model, floats, ids, _, case):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
     load(model, floats, case.weights)
     texts = continuations(case, prompts, a.new, a.work)
-    behind = kept(a, "gaps", model, [prompts, texts], lambda: gaps(model, prompts, texts)).amax(1)
+    of = [prompts, texts, case.name] if case.hooks else [prompts, texts]
+    with inputs_rounded(model, case.hooks):
+        behind = kept(a, "gaps", model, of, lambda: gaps(model, prompts, texts)).amax(1)
     row = {"prompts": len(prompts), "new": a.new, "equal": (behind == 0).double().mean().item(),
            "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
            "furthest": behind.amax().item()}

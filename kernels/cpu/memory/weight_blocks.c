@@ -20,9 +20,9 @@ static float act_scale_of(const struct weight_piece *p)
 
 /* What the inputs of products with a piece become (ACT_PLANES_MAX). They keep their
  * precision where the file quantises weights alone, or has a scale for them, by which
- * they were rounded; of blocks, which say nothing of it,
- * where it is felt most; and in a head of FINE_BITS a code: no layer follows whose own
- * rounding hides what is lost there, and with fewer bits the weights have lost more. */
+ * they were rounded; of other formats where it is felt most; and in a head of FINE_BITS
+ * a code: no layer follows whose own rounding hides what is lost there, and with fewer
+ * bits the weights have lost more. */
 static int32_t planes_of(const struct weight_desc *d, const struct weight_piece *p)
 {
     if (!p->format) {
@@ -33,7 +33,7 @@ static int32_t planes_of(const struct weight_desc *d, const struct weight_piece 
         apart && (p->scales.act == ACT_AS_THEY_ARE || p->scales.act == ACT_SCALE_TENSOR);
     bool fine_head = d->logits && p->format->bits >= FINE_BITS;
 
-    return weights_alone || fine_head || (!apart && d->fine_inputs) ? ACT_PLANES_MAX : 1;
+    return weights_alone || fine_head || d->fine_inputs ? ACT_PLANES_MAX : 1;
 }
 
 /* The pieces [from, *end) of d that make one run: neighbours of one format, whose

@@ -118,7 +118,7 @@ static int32_t planes_of(const struct piece *s, struct use u)
     bool apart = weight_format_has_scales(s->p.format);
     bool alone = apart && s->p.scales.act == ACT_AS_THEY_ARE;
 
-    return alone || (u.logits && s->p.format->bits >= 8) || (u.fine_inputs && !apart) ? 2 : 1;
+    return alone || (u.logits && s->p.format->bits >= 8) || u.fine_inputs ? 2 : 1;
 }
 
 static struct mat make_weight_for(struct rig *r, enum weight_kind kind, const struct piece *s,
