@@ -1,11 +1,12 @@
 """docs/performance.md and the table of README.md, from the records in tests/bench/records."""
 
+import json
 import re
 
 from performance_cells import Cells, peer_rates, processors
 from performance_shapes import (CPU_ROWS, DECODES, MORE_DECODES, TOP_P, cpu, cpu_pair, decode_row,
                                 other_gpu, other_layers, quantised, ranks, shown_rows)  # fmt: skip
-from performance_text import (beside, load, mean, named, newest_engine, newest_kernels,
+from performance_text import (RECORDS, beside, load, mean, named, newest_engine, newest_kernels,
                               newest_starts, number, para, table)  # fmt: skip
 
 INTRO = """# Performance
@@ -193,7 +194,45 @@ def kernel_rows(lines, begins):
     return rows
 
 
-def kernels(full, peer):
+FP8_LINES = "kernels, cache of fp8"
+
+
+def over_fp8(records):
+    """Attention over a cache of fp8, of the newest record that has it."""
+    found = [r for r in records if r.data.get(FP8_LINES)]
+    if not found:
+        return ""
+    rows = kernel_rows(found[-1][FP8_LINES], ("decode", "prefill", "attention"))
+    return (
+        "### Attention over a cache of fp8\n\n"
+        + para("`quire bench kernels decode prefill fp8`: " + found[-1].source())
+        + table(["", "µs", "TB/s", "TFLOP/s"], rows)
+    )
+
+
+def latent_layers(record):
+    """Lines of tests/bench/latent; the oldest record has them beside what else was tried."""
+    at = record.data.get("latents") or record.data.get("latent")
+    return at.get("layers") if isinstance(at, dict) else at
+
+
+def latents(records):
+    found = [r for r in records if latent_layers(r)]
+    if not found:
+        return ""
+    rows = [[f"{at['seqs']} x {at['context']:,}" + (f", {at['query']:,} new" if at["query"] > 1 else ""),
+             at["heads"], at["us"], "" if at["query"] > 1 else at["tb_s"], at["tflops"]]
+            for at in latent_layers(found[-1])]  # fmt: skip
+    return (
+        "### Attention over latents\n\n"
+        + para("DeepSeek's latents of 576 values, bf16, a layer with its products by head, as if "
+               "attention alone took all of the time (`tests/bench/latent`): "
+               + found[-1].source())
+        + table(["sequences x tokens", "heads", "µs", "TB/s", "TFLOP/s"], rows)
+    )  # fmt: skip
+
+
+def kernels(records, full, peer):
     lines = full["kernels"]
     ceilings = [line for line in lines if line.startswith("ceilings: ")][0]
     text = "## Kernels\n\n" + para(
@@ -206,7 +245,7 @@ def kernels(full, peer):
     text += "### A decode step by its parts\n\n" + table(
         ["streams x tokens", ""], [[m[1], m[2]] for m in steps if m]
     )
-    return text + flash_attention(full, peer)
+    return text + flash_attention(full, peer) + over_fp8(records) + latents(records)
 
 
 def flash_attention(full, peer):
@@ -227,6 +266,45 @@ def flash_attention(full, peer):
         + para("Paged, blocks of 16 tokens, 32 query heads of 128 over 8 key/value heads; "
                "FlashAttention-3 as vLLM 0.26.0 ships it: " + peer.source())
         + table(["", "Quire", "FlashAttention-3", ""], rows)
+    )  # fmt: skip
+
+
+# ---- quantised numbers ----
+
+
+def newest_lines():
+    """{case: (perplexity's line, greedy's line)} of tests/bench/quantised.py's records."""
+    found = {}
+    files = [*RECORDS.glob("quantised-smollm2-*.jsonl"), *RECORDS.glob("greedy-*.jsonl")]
+    for path in sorted(files, key=lambda p: re.search(r"\d{4}-\d\d-\d\d.*", p.name)[0]):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(line["case"], {})["held" if "held" in line else "reference"] = line
+    return found
+
+
+def numbers_row(case, words, texts):
+    if not words:
+        return [case, "", "", "", "", "", f"{100 * texts['held']:g} %"]
+    allowed = words.get("llama_cpp") or 1.1 * words.get("kl_rounded", 0)
+    return [case, f"{words['reference']:.2f}", f"{100 * (words['reference'] / words['source'] - 1):+.2f} %",
+            f"{100 * (words['ratio'] - 1):+.3f} %", f"{words['kl']:.1e}",
+            f"{allowed:.1e}" if allowed else "", f"{100 * texts['held']:g} %" if texts else ""]  # fmt: skip
+
+
+def right_numbers():
+    rows = [numbers_row(case, lines.get("reference"), lines.get("held"))
+            for case, lines in sorted(newest_lines().items())]  # fmt: skip
+    head = ["", "decoded, float32", "to the floats", "Quire", "KL", "KL allowed", "texts held"]
+    return (
+        "## Quantised SmolLM2 beside its weights decoded\n\n"
+        + para("`tests/bench/quantised.py`: perplexity of the weights that a format's own decoder "
+               "makes, in float32, and what it lost to the model of floats; Quire's perplexity "
+               "beside that, on a CPU; the divergence of its distributions, and what it may be: "
+               "llama.cpp's for GGUF, 1.1 times what rounding inputs explains where they are "
+               "rounded; of 200 greedy texts those within 0.1 nats of the best token. The newest "
+               f"line of each file in `{RECORDS}/quantised-smollm2-*` and `greedy-*`, whose texts "
+               "are not all the same.")
+        + table(head, rows)
     )  # fmt: skip
 
 
@@ -314,9 +392,9 @@ def page():
     text = INTRO + one_gpu(newest_engine(records, full), newest_starts(records), peer, cells)
     text += quantised(cells, peers) + other_layers(cells, peers)
     text += ranks(records, cells) + other_gpu(cells, records, "H100")
-    text += history(records) + kernels(full, peer) + deterministic(named(records, "deterministic"))
+    text += history(records) + kernels(records, full, peer) + deterministic(named(records, "deterministic"))
     text += paging(named(records, "fig12"), named(records, "paging"))
-    text += cpu(records) + service(named(records, "service"))
+    text += cpu(records) + right_numbers() + service(named(records, "service"))
     return (text + all_records(records)).rstrip("\n") + "\n"
 
 

@@ -163,6 +163,9 @@ CPU_ROWS = (
     ("16 clients, 64 in, 64 out, tok/s", "clients_16_tok_s"),
     ("worst time to first token, s", "clients_16_worst_ttft_s"),
 )
+SHARE = "share_of_read_bandwidth_percent"
+# Of the same decode: which share of the memory's rate it reads, and llama.cpp in its fastest way.
+BESIDE_DECODE = (("of the read bandwidth", SHARE), ("beside its best way", "decode_best_way_tok_s"))
 
 
 def cpu_pair(at, key):
@@ -171,22 +174,32 @@ def cpu_pair(at, key):
     return f"{better:.2f}x", number(at["quire"]), number(at["llama.cpp"])
 
 
+def cpu_cell(figures, key):
+    if key not in figures:
+        return ""
+    value = figures[key][0]
+    if key == SHARE:
+        return f"{value['quire']:g} %"
+    better, ours, theirs = cpu_pair(value, key)
+    return f"{better} ({ours} / {theirs})"
+
+
 def cpu_table(models):
+    columns = [CPU_ROWS[0], *BESIDE_DECODE, *CPU_ROWS[1:]]
+    by_size = sorted(models.items(), key=lambda m: (m[0].split()[0], "bf16" not in m[0], m[0]))
     rows = []
-    for model, figures in sorted(models.items(), key=lambda m: (m[0].split()[0], "bf16" not in m[0], m[0])):
-        row = [model]
-        for _, key in CPU_ROWS:
-            cell = figures.get(key)
-            better, ours, theirs = cpu_pair(cell[0], key) if cell else ("", "", "")
-            row.append(f"{better} ({ours} / {theirs})" if cell else "")
-        rows.append(row)
-    return table(["model", *(title for title, _ in CPU_ROWS)], rows)
+    for model, figures in by_size:
+        part = model.startswith("Experts")  # a token reads few of them: its share says nothing
+        rows.append([model, *("" if part and key == SHARE else cpu_cell(figures, key)
+                              for _, key in columns)])  # fmt: skip
+    return table(["model", *(title for title, _ in columns)], rows)
 
 
 def cpu(records):
     text = "## CPU\n\n" + para(
         "Two threads, interleaved pairs with llama.cpp on the same weights, bf16 or a GGUF file "
-        "(`tests/bench/cpu_figures`): times better (Quire / llama.cpp). The newest record of each "
+        "(`tests/bench/cpu_figures`): times better (Quire / llama.cpp), the share of the memory's "
+        "rate that decoding reads, and llama.cpp in its fastest way. The newest record of each "
         "figure on each kind of processor. The 0.5B and 1.2B shapes and the experts (a Qwen3-MoE "
         "shape of 0.8 GB) have random weights.")  # fmt: skip
     for kind, models in processors(records).items():
