@@ -3,8 +3,10 @@ import functools
 import json
 import os
 import random
+import re
 import shutil
 
+import numpy as np
 import pytest
 
 import hybrid_model
@@ -90,3 +92,81 @@ def test_each_division_answers_alone_and_in_company(folder, division):
     with serving(*COMMON, *flags, model=folder) as server:
         want = ask_each(server)
         assert ask_all(server, 2) == want * 2
+
+
+# ---- as DeepSeek-V3, R1 and Kimi-K2 are published: fp8 in blocks ----
+
+BLOCK = 16
+
+
+def e4m3_values():
+    """Of the codes 0 to 126."""
+    code = np.arange(127)
+    exponent, mantissa = code >> 3, code & 7
+    return np.where(exponent == 0, mantissa * 2.0 ** -9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+
+
+def in_blocks(w):
+    """Codes and scales of a matrix, and the values that they stand for."""
+    values = e4m3_values()
+    rows, cols = (-(-n // BLOCK) for n in w.shape)
+    scale = np.array([[np.abs(w[r * BLOCK:(r + 1) * BLOCK, c * BLOCK:(c + 1) * BLOCK]).max() / 448 for c in range(cols)]
+                      for r in range(rows)], np.float32)
+    each = scale.repeat(BLOCK, 0)[:w.shape[0]].repeat(BLOCK, 1)[:, :w.shape[1]]
+    code = np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(w) / each)
+    return (np.where(w < 0, code | 128, code).astype(np.uint8), scale,
+            (np.where(w < 0, -1, 1) * values[code] * each).astype(np.float32))
+
+
+def write_both(source, stored, decoded):
+    """The model of `source` with its linear layers in fp8, and with what they decode to."""
+    data = (source / "model.safetensors").read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    codes, floats = {}, {}
+    for name, t in json.loads(data[8:8 + n]).items():
+        begin, end = (8 + n + at for at in t["data_offsets"])
+        floats[name] = np.frombuffer(data[begin:end], np.float32).reshape(t["shape"])
+        codes[name] = floats[name]
+        if name.endswith("_proj.weight") or name.endswith("_mqa.weight"):
+            codes[name], codes[name + "_scale_inv"], floats[name] = in_blocks(floats[name])
+    config = json.loads((source / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    for made, tensors, more in ((stored, codes, {"quantization_config": quantization}), (decoded, floats, {})):
+        shutil.copytree(source, made, ignore=shutil.ignore_patterns("*.safetensors"))
+        (made / "config.json").write_text(json.dumps(config | more))
+        head, at = {}, 0
+        for name, x in tensors.items():
+            head[name] = {"dtype": "F8_E4M3" if x.dtype == np.uint8 else "F32", "shape": list(x.shape),
+                          "data_offsets": [at, at + x.nbytes]}
+            at += x.nbytes
+        text = json.dumps(head).encode()
+        text += b" " * (-len(text) % 8)
+        (made / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text
+                                                 + b"".join(x.tobytes() for x in tensors.values()))
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    at = tmp_path_factory.mktemp("blocks")
+    (at / "source").mkdir()
+    make(at / "source")
+    write_both(at / "source", at / "stored", at / "decoded")
+    return str(at / "stored"), str(at / "decoded")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="tells what a CPU multiplies")
+def test_fp8_in_blocks_is_served_as_what_it_decodes_to(blocks, start):
+    """Products by head read views of decoded rows; all others multiply codes, cut blocks included."""
+    stored, decoded = blocks
+    log = start(*COMMON, model=stored).log
+    assert re.search(r"\d+ of FP8 by", log) and "6 of FP8 decoded to float32 (a product by heads)" in log, log
+    want, got = (test_experts.logprobs(folder) for folder in (decoded, stored))
+    assert max(abs(a - b) for a, b in zip(want, got, strict=True)) < 0.002
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="takes several devices")
+def test_ranks_that_cut_blocks_of_fp8_are_refused_by_name(blocks, start):
+    server = start(*COMMON, "--tensor-parallel-size", "2", model=blocks[0], wait=False)
+    assert server.process.wait(60) == 1
+    lines = [x for x in server.log.splitlines() if "cannot start" in x]
+    assert len(lines) == 1 and "q_b_proj" in lines[0], server.log
