@@ -28,6 +28,7 @@ const struct wrapper model_wrappers[] = {
     {"Kimi_K25ForConditionalGeneration", "Kimi-K2.5 as transformers writes it: text"},
     {"Exaone4_5_ForConditionalGeneration", "EXAONE 4.5: text"},
     {"LightOnOcrForConditionalGeneration", "LightOnOCR: text"},
+    {"LightOnOCRForConditionalGeneration", "LightOnOCR as it is published: text"},
     {"VoxtralForConditionalGeneration", "Voxtral: text"},
     {"Qwen2AudioForConditionalGeneration", "Qwen2-Audio: text"},
     {0},

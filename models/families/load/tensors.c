@@ -523,9 +523,9 @@ bool tensor_is_read(const char *name, const struct model_config *c)
 static bool is_of_vision(const char *name)
 {
     static const char *const PARTS[] = {
-        "vision_tower.", "multi_modal_projector.", "vision_model.", "visual.",
-        "audio_tower.",  "embed_vision.",          "embed_audio.",  "connector.",
-        "mm_projector.", "image_newline"};
+        "vision_tower.", "multi_modal_projector.", "vision_model.",   "visual.",
+        "audio_tower.",  "embed_vision.",          "embed_audio.",    "connector.",
+        "mm_projector.", "image_newline",          "vision_encoder.", "vision_projection."};
 
     for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
         if (strstr(name, PARTS[i])) {
