@@ -11,7 +11,7 @@
 
 const struct wrapper model_wrappers[] = {
     {"LlavaForConditionalGeneration", "LLaVA 1.5, Pixtral: text"},
-    {"LlavaNextForConditionalGeneration", "LLaVA-NeXT: text"},
+    {"LlavaNextForConditionalGeneration", "LLaVA-NeXT, Granite Vision: text"},
     {"LlavaOnevisionForConditionalGeneration", "LLaVA-OneVision: text"},
     {"Idefics3ForConditionalGeneration", "Idefics3, Granite-Docling: text"},
     {"SmolVLMForConditionalGeneration", "SmolVLM, SmolVLM2: text"},
@@ -64,6 +64,7 @@ static const struct wrapped_text TEXTS[] = {
     {.type = "qwen3", .architecture = "Qwen3ForCausalLM"},
     {.type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM"},
     {.type = "gpt_oss", .architecture = "GptOssForCausalLM"},
+    {.type = "granite", .architecture = "GraniteForCausalLM"},
     {.type = "internlm2", .architecture = "InternLM2ForCausalLM"},
     {.type = "phi3", .architecture = "Phi3ForCausalLM"},
     {.type = "gemma2", .architecture = "Gemma2ForCausalLM"},

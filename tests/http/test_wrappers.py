@@ -48,7 +48,7 @@ def test_each_wrapper_is_here():
         assert set(re.findall(r'^    \{"(\w+)", "', f.read(), re.M)) == set(PUBLISHED)
 
 
-def wrap(made, architecture):
+def wrap(made, architecture, text="llama", **more):
     """The bundled model as the text part of another."""
     prefix, others = PUBLISHED[architecture]
     shutil.copytree(DEMO, made)
@@ -59,14 +59,14 @@ def wrap(made, architecture):
         head[name if name == "__metadata__" else prefix + name.removeprefix("model.")] = t
     for i, name in enumerate(others):
         head[name] = {"dtype": "F32", "shape": [1], "data_offsets": [size + 4 * i, size + 4 * i + 4]}
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    (made / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[8 + n:] + bytes(4 * len(others)))
+    raw = json.dumps(head).encode()
+    raw += b" " * (-len(raw) % 8)
+    (made / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + data[8 + n:] + bytes(4 * len(others)))
     config = json.loads((made / "config.json").read_text())
     tied = config["tie_word_embeddings"]
     part = "llm_config" if architecture == "InternVLChatModel" else "text_config"
     (made / "config.json").write_text(json.dumps({"architectures": [architecture], "tie_word_embeddings": tied,
-                                                  part: config | {"model_type": "llama"}, "vision_config": {"hidden_size": 64}}))
+                                                  part: config | {"model_type": text} | more, "vision_config": {"hidden_size": 64}}))
     words = json.loads((made / "tokenizer_config.json").read_text())
     words["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (made / "tokenizer_config.json").write_text(json.dumps(words))
@@ -92,3 +92,13 @@ def test_the_text_part_is_the_text_model(architecture, tmp_path):
         assert logprobs(server) == plain()
         answer = server.ask("POST", "/v1/chat/completions", json=dict(model="m", messages=[{"role": "user", "content": [image]}]))
     assert answer.status_code == 400 and "image" in answer.json()["error"]["message"]
+
+
+def test_granite_vision_has_a_text_model_of_granite(tmp_path):
+    factors = dict(embedding_multiplier=12.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=2.0)
+    seeing = wrap(tmp_path / "seeing", "LlavaNextForConditionalGeneration", "granite", **factors)
+    alone = shutil.copytree(DEMO, tmp_path / "alone")
+    config = json.loads((alone / "config.json").read_text())
+    (alone / "config.json").write_text(json.dumps(config | factors | {"architectures": ["GraniteForCausalLM"]}))
+    with serving(*FLAGS, model=seeing) as one, serving(*FLAGS, model=str(alone)) as other:
+        assert logprobs(one) == logprobs(other) != plain()
