@@ -20,9 +20,10 @@ enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum quantization {
     QUANTIZE_NONE,
     QUANTIZE_FP8,
-    QUANTIZE_INT8,            /* symmetric, a scale a row */
-    QUANTIZE_INT8_GROUPS,     /* symmetric, a scale for 128 columns */
-    QUANTIZE_INT8_ASYMMETRIC, /* a scale and a zero point a row */
+    QUANTIZE_INT8,                   /* symmetric, a scale a row */
+    QUANTIZE_INT8_GROUPS,            /* symmetric, a scale for 128 columns */
+    QUANTIZE_INT8_ASYMMETRIC,        /* a scale and a zero point a row */
+    QUANTIZE_INT8_GROUPS_ASYMMETRIC, /* for 128 columns */
     QUANTIZE_INT4,
     QUANTIZE_MXFP4,
 };

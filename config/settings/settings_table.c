@@ -20,14 +20,16 @@ static const struct setting_choice LOAD_FORMATS[] = {{"auto", LOAD_AUTO},
                                                      {"gguf", LOAD_GGUF},
                                                      {"dummy", LOAD_DUMMY},
                                                      {0}};
-static const struct setting_choice QUANTIZATIONS[] = {{"none", QUANTIZE_NONE},
-                                                      {"fp8", QUANTIZE_FP8},
-                                                      {"int8", QUANTIZE_INT8},
-                                                      {"int8-g128", QUANTIZE_INT8_GROUPS},
-                                                      {"int8-asymmetric", QUANTIZE_INT8_ASYMMETRIC},
-                                                      {"int4", QUANTIZE_INT4},
-                                                      {"mxfp4", QUANTIZE_MXFP4},
-                                                      {0}};
+static const struct setting_choice QUANTIZATIONS[] = {
+    {"none", QUANTIZE_NONE},
+    {"fp8", QUANTIZE_FP8},
+    {"int8", QUANTIZE_INT8},
+    {"int8-g128", QUANTIZE_INT8_GROUPS},
+    {"int8-asymmetric", QUANTIZE_INT8_ASYMMETRIC},
+    {"int8-g128-asymmetric", QUANTIZE_INT8_GROUPS_ASYMMETRIC},
+    {"int4", QUANTIZE_INT4},
+    {"mxfp4", QUANTIZE_MXFP4},
+    {0}};
 static const struct setting_choice KV_CACHE_DTYPES[] = {
     {"auto", KV_CACHE_AUTO},    {"bf16", KV_CACHE_BF16},
     {"float32", KV_CACHE_F32},  {"fp8", KV_CACHE_FP8},
@@ -105,8 +107,9 @@ const struct setting setting_table[] = {
     {CHOICE(quantization, "none", QUANTIZATIONS), .group = "Model",
      .help = "quantise the linear layers of a model that is stored as floats while it is loaded: "
              "fp8 (e4m3, a scale a row), int8 (a scale a row), int8-g128 (one for 128 columns), "
-             "int8-asymmetric (a scale and a zero point a row), int4 (groups of 128 with zero "
-             "points) or mxfp4 (groups of 32); none: as stored"},
+             "int8-asymmetric (a scale and a zero point a row), int8-g128-asymmetric (for 128 "
+             "columns), int4 (groups of 128 with zero points) or mxfp4 (groups of 32); none: as "
+             "stored"},
     {STRING(generation_config, "auto"), .choice = GENERATION_CONFIGS, .group = "Model",
      .help = "auto: use the sampling defaults (temperature, top_p, ...) of the model's "
              "generation_config.json; none: ignore that file"},

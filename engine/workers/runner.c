@@ -349,6 +349,7 @@ static void set_quantise(struct model_options *o, const struct settings *s)
                 [QUANTIZE_INT8] = {FORMAT_INT8, 0, false},
                 [QUANTIZE_INT8_GROUPS] = {FORMAT_INT8, 128, false},
                 [QUANTIZE_INT8_ASYMMETRIC] = {FORMAT_INT8, 0, true},
+                [QUANTIZE_INT8_GROUPS_ASYMMETRIC] = {FORMAT_INT8, 128, true},
                 [QUANTIZE_INT4] = {FORMAT_INT4, 128, true},
                 [QUANTIZE_MXFP4] = {FORMAT_FP4, 32, false}};
 

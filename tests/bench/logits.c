@@ -18,9 +18,13 @@ static const struct way {
     enum weight_format_id format;
     int32_t group;
     bool zeros;
-} WAYS[] = {{"fp8", FORMAT_FP8, 0, false},          {"int8", FORMAT_INT8, 0, false},
-            {"int8-g128", FORMAT_INT8, 128, false}, {"int8-asymmetric", FORMAT_INT8, 0, true},
-            {"int4", FORMAT_INT4, 128, true},       {"mxfp4", FORMAT_FP4, 32, false}};
+} WAYS[] = {{"fp8", FORMAT_FP8, 0, false},
+            {"int8", FORMAT_INT8, 0, false},
+            {"int8-g128", FORMAT_INT8, 128, false},
+            {"int8-asymmetric", FORMAT_INT8, 0, true},
+            {"int8-g128-asymmetric", FORMAT_INT8, 128, true},
+            {"int4", FORMAT_INT4, 128, true},
+            {"mxfp4", FORMAT_FP4, 32, false}};
 
 static void check(int rc, const struct err *e)
 {

@@ -158,8 +158,8 @@ CASES_DEFAULT = [
     "modelopt-fp8", "modelopt-nvfp4", "fp8-blocks-128", "fp8-tensor", "ct-int4-g32-asymmetric",
     "ct-int4-g128", "gptq-act-order", "gptq-int8", "gptq-v2-sym", "ct-int8-asymmetric",
     "ct-fp8-weights", "ct-int8-weights", "ct-int8-packed", "online-mxfp4", "online-int8-g128",
-    "online-int8-asymmetric", "quire-fp8", "quire-int8", "quire-int4", "quire-nvfp4",
-    "quire-int8-asymmetric", "quire-int4-asymmetric", "quire-int4-asymmetric-search",
+    "online-int8-asymmetric", "online-int8-g128-asymmetric", "quire-fp8", "quire-int8",
+    "quire-int4", "quire-nvfp4", "quire-int8-asymmetric", "quire-int4-asymmetric", "quire-int4-asymmetric-search",
     "ct-fp8-tensor", "ct-fp8-block", "ct-int8-tensor", "ct-int4-channel", "ct-int4-act-order",
     "ct-int4-g64", "ct-int4-g64-asymmetric", "fp8-blocks", "fp8-blocks-64", "gptq-g64-sym",
 ]
@@ -256,7 +256,7 @@ def online(way, x):
         most = rows.abs().amax(-1, keepdim=True)
         scale = torch.exp2(torch.floor(torch.log2(most.clamp(min=2.0**-120))) - 2)
         return (e2m1_values(rows / scale) * scale).reshape(x.shape)
-    group = {"int8-g128": 128, "int4": 128}.get(way, x.shape[1])
+    group = {"int8-g128": 128, "int8-g128-asymmetric": 128, "int4": 128}.get(way, x.shape[1])
     if x.shape[1] % group:
         return None
     rows = x.reshape(x.shape[0], -1, group)
@@ -264,7 +264,7 @@ def online(way, x):
     if way in ("int8", "int8-g128"):
         s = torch.maximum(-low, high) / 127
         return (torch.round(rows / s) * s).reshape(x.shape)
-    if way == "int8-asymmetric":
+    if way in ("int8-asymmetric", "int8-g128-asymmetric"):
         s = (high - low) / 255
         z = torch.round(-128 - low / s).clamp(-128, 127)
         return (((torch.round(rows / s) + z).clamp(-128, 127) - z) * s).reshape(x.shape)

@@ -51,7 +51,7 @@ CONFIGS = {
 # ---- drawn servers ----
 
 DRAWN, DEVICE = "drawn", "device"
-QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
+QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "int8-g128-asymmetric", "mxfp4", "int4"]
 BY_ROWS = ["fp8", "int8", "int8-asymmetric"]  # without groups that a rank's part could cut
 BLOCKS = ["gguf " + form for form in quantised_models.BLOCKS]
 GROUPS = ["groups " + form for form in quantised_models.GROUPS]

@@ -148,6 +148,30 @@ def test_a_text_is_as_likely_as_with_the_model_itself(start, directories):
     assert each["GPTQ"] == each["INT4"]  # the same codes and scales in another order
 
 
+def int8_at_load(w, group, zeros):
+    """What int8 makes of a weight's groups, all of a row without `group`."""
+    x = w.reshape(len(w), -1, group or w.shape[1])
+    low, high = np.minimum(x.min(2, keepdims=True), 0), np.maximum(x.max(2, keepdims=True), 0)
+    scale = ((high - low) / 255 if zeros else np.maximum(-low, high) / 127).astype(np.float32)
+    zero = np.rint(-128 - low / scale).clip(-128, 127) if zeros else 0
+    return (((np.rint(x / scale) + zero).clip(-128, 127) - zero) * scale).reshape(w.shape)
+
+
+@pytest.mark.parametrize("form, group, zeros", [("int8", 0, False), ("int8-g128", 128, False), ("int8-asymmetric", 0, True),
+                                                ("int8-g128-asymmetric", 128, True)])
+def test_int8_at_load_is_the_model_of_rounded_weights(start, form, group, zeros):
+    plain, server = start(*FLAGS, model=DEMO), start(*FLAGS, "--quantization", form, model=DEMO)
+    assert "quantised to INT8, by" in server.log
+    model, ids = Float64Model(DEMO), ids_of(TEXT, special=True)
+    usual = rms(log_probabilities(plain) - model.log_probabilities(ids, False))
+    for module, w in model.weight.items():
+        if module.endswith("_proj") and w.shape[1] % (group or 1) == 0:
+            model.weight[module] = int8_at_load(w, group, zeros)
+    apart = rms(log_probabilities(server) - model.log_probabilities(ids, False))
+    print(form, "usual", usual, "apart", apart)
+    assert apart <= 1.5 * usual
+
+
 def test_ranks_divide_rows_and_are_refused_groups(start, directories):
     one, two = (start(*FLAGS, "--tensor-parallel-size", str(n), model=directories["INT8"])
                 for n in (1, 2))
