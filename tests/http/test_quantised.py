@@ -172,6 +172,14 @@ def test_int8_at_load_is_the_model_of_rounded_weights(start, form, group, zeros)
     assert apart <= 1.5 * usual
 
 
+def test_a_setting_that_quantises_nothing_is_told(start, directories):
+    for model, ranks, told in ((directories["INT8"], "1", 1), (directories["GPTQ"], "2", 2),
+                               (DEMO, "1", 0), (DEMO, "2", 0)):  # by each rank
+        server = start(*FLAGS, "--quantization", "fp8", "--tensor-parallel-size", ranks, model=model)
+        warning = [line for line in server.log.splitlines() if "quantization has no effect" in line]
+        assert len(warning) == told and all(" warn " in line for line in warning), server.log
+
+
 def test_ranks_divide_rows_and_are_refused_groups(start, directories):
     one, two = (start(*FLAGS, "--tensor-parallel-size", str(n), model=directories["INT8"])
                 for n in (1, 2))

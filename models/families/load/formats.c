@@ -169,6 +169,17 @@ static void print_use(struct buf *text, const struct model *m, const struct form
     }
 }
 
+/* Whether the setting `quantization` quantised any weight. */
+static bool some_quantised(const struct transformer *t)
+{
+    bool some = t->n_quantised > 0;
+
+    for (int32_t i = 0; i < t->n_uses; i++) {
+        some |= t->use[i].quantised;
+    }
+    return some;
+}
+
 void model_log_formats(const struct model *m)
 {
     const struct transformer *t = m->weights;
@@ -201,4 +212,9 @@ void model_log_formats(const struct model *m)
         log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));
     }
     buf_release(&text);
+    if (f && !some_quantised(t)) {
+        log_event(LOG_WARN, "quantization has no effect", LOG_STR("format", f->name),
+                  LOG_STR("because", "no linear layer is stored as floats of a width that its "
+                                     "groups divide"));
+    }
 }
