@@ -118,7 +118,8 @@ static void hay_step(struct hay *h, int32_t first, int32_t n, float *ret)
 }
 
 /* The same in float64 over what is stored, for tokens from `first` to the last one. A
- * head's query is the same for all tokens, and so are the sums over keys before them. */
+ * head's query is the same for all tokens, and so are the sums over keys before
+ * them. */
 static void reference(const struct hay *h, int32_t first, double *ret)
 {
     double sum[CHUNK * HEADS] = {0}, query[HEADS][DIM];
