@@ -20,6 +20,14 @@ from test_keys import make_certificate
 SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+def wait_taken(s):
+    """Until the server has noticed that connections were closed, and takes others."""
+    end = time.monotonic() + PATIENCE_S
+    while s.ask("GET", "/metrics").status_code == 503:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def request(*lines, body=b"", host=b"Host: x", line=b"POST /v1/completions HTTP/1.1"):
     """A request with exactly these header lines."""
     head = [line] + ([host] if host else []) + list(lines)
@@ -451,6 +459,7 @@ def test_silent_sockets_do_not_lock_health_out(start, data):
         assert status == 503 and "max-connections" in error_of(body)["message"] and headers["retry-after"]
     for c in socks:
         c.close()
+    wait_taken(s)
     s.wait_metric("http_connections", 1)
     assert s.ask("POST", "/v1/completions", json=dict(prompt="x")).status_code == 200
 
@@ -517,6 +526,7 @@ def test_admin_listen_serves_what_the_operator_asks(start):
         assert ask(path, b"{}" if method == b"POST" else b"", method)[0] in (401, 404)
     for c in socks:
         c.close()
+    wait_taken(s)
     assert s.ask("GET", "/metrics").status_code == 401  # the main listener asks for a key
 
 
