@@ -11,6 +11,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "config/base/limits.h"
+
 static int join(char *ret, const char *dir, const char *name, struct err *e)
 {
     if (snprintf(ret, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX) {
@@ -189,4 +191,36 @@ bool model_file_cached(int fd, int64_t n_bytes)
         }
     }
     return true;
+}
+
+/* ---- names of models in several files ---- */
+
+/* "-00001-of-00003.gguf" */
+enum { DIGITS = 5, END_CHARS = 1 + DIGITS + 4 + DIGITS + 5 };
+
+int32_t model_file_parts(const char *name)
+{
+    size_t n = strlen(name);
+    int32_t count = 0;
+
+    if (n < END_CHARS) {
+        return 0;
+    }
+    const char *end = name + n - END_CHARS, *digit = end + 1 + DIGITS + 4;
+    bool first = memcmp(end, "-00001-of-", 1 + DIGITS + 4) == 0;
+    for (int i = 0; i < DIGITS && first; i++) {
+        first = digit[i] >= '0' && digit[i] <= '9';
+        count = count * 10 + (digit[i] - '0');
+    }
+    return first && strcmp(digit + DIGITS, ".gguf") == 0 && count <= LIMIT_SHARDS ? count : 0;
+}
+
+void model_file_part(char *ret, const char *name, int32_t i)
+{
+    size_t n = strlen(name);
+    char number[DIGITS + 1];
+
+    snprintf(number, sizeof(number), "%05u", (unsigned)i % 100000u);
+    memmove(ret, name, n + 1);
+    memcpy(ret + n - END_CHARS + 1, number, DIGITS);
 }

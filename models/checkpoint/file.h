@@ -24,4 +24,11 @@ int model_file_check_pointer(int fd, const char *name, struct err *e);
  * cannot say. */
 bool model_file_cached(int fd, int64_t n_bytes);
 
+/* How many GGUF files a model has whose first one has this name, as llama.cpp names
+ * them: NAME-00001-of-0000N.gguf, at most LIMIT_SHARDS. 0: it is not such a name. */
+int32_t model_file_parts(const char *name);
+/* The name, or path, of file number i, from 1, of those: as long as `name`, which may
+ * be `ret`. */
+void model_file_part(char *ret, const char *name, int32_t i);
+
 #endif

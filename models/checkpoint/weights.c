@@ -108,17 +108,24 @@ int checkpoint_fetch(const struct checkpoint *c, struct err *e)
     return 0;
 }
 
-/* The pages in front of a GGUF file's first tensor: its settings and vocabulary, which
- * are read no more. */
-static void drop_metadata(const struct gguf *g)
+/* The pages of GGUF files: all, or, with `header` alone, those in front of the first
+ * tensor, which are the settings and the vocabulary. They are read no more. */
+static void drop_files(const struct gguf *g, bool header)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     size_t n_bytes = g->n_bytes;
 
-    for (int32_t i = 0; i < g->n_tensors; i++) {
-        n_bytes = MIN(n_bytes, (size_t)((const uint8_t *)g->tensor[i].data - g->data));
+    if (!g->mapped) {
+        return;
     }
-    madvise((void *)(uintptr_t)g->data, n_bytes / page * page, MADV_DONTNEED);
+    for (int32_t i = 0; i < g->n_tensors && header; i++) {
+        uintptr_t at = (uintptr_t)g->tensor[i].data, begin = (uintptr_t)g->data;
+        n_bytes = at >= begin ? MIN(n_bytes, at - begin) : n_bytes; /* else of another file */
+    }
+    madvise((void *)(uintptr_t)g->data, header ? n_bytes / page * page : n_bytes, MADV_DONTNEED);
+    for (int32_t i = 0; i < g->n_parts; i++) {
+        drop_files(g->part[i], header);
+    }
 }
 
 void checkpoint_drop_pages(const struct checkpoint *c)
@@ -131,17 +138,14 @@ void checkpoint_drop_pages(const struct checkpoint *c)
             advise(&c->tensor[i], MADV_DONTNEED);
         }
     }
-    if (c->kept && c->gguf && c->gguf->mapped) {
-        drop_metadata(c->gguf);
+    if (c->gguf) {
+        drop_files(c->gguf, c->kept);
     }
     if (c->kept) {
         return;
     }
     for (int32_t i = 0; i < c->n_mappings; i++) {
         madvise(c->mapping[i].data, c->mapping[i].n_bytes, MADV_DONTNEED);
-    }
-    if (c->gguf && c->gguf->mapped) {
-        madvise((void *)(uintptr_t)c->gguf->data, c->gguf->n_bytes, MADV_DONTNEED);
     }
 }
 

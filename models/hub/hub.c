@@ -301,7 +301,23 @@ static int fetch_gguf(const struct hub *h, const struct hub_listing *l, const st
         return err_set(e, ERR_NOT_FOUND, "has no file %s at revision %s", h->name.file,
                        h->name.revision);
     }
-    return hub_fetch(h, l->commit, &f, 1, e);
+    int32_t n = MAX(model_file_parts(f->name), 1);
+    struct wanted *w = calloc(1, sizeof(*w));
+    int rc = w ? 0 : err_nomem(e, "list of files");
+    for (int32_t i = 1; i <= n && rc == 0; i++) {
+        char name[HUB_FILE_BYTES];
+        snprintf(name, sizeof(name), "%s", f->name);
+        if (n > 1) {
+            model_file_part(name, name, i);
+        }
+        want(w, hub_listing_find(l, name));
+        if (w->n < i) {
+            rc = err_set(e, ERR_NOT_FOUND, "has no file %s at revision %s", name, h->name.revision);
+        }
+    }
+    rc = rc < 0 ? rc : hub_fetch(h, l->commit, w->file, w->n, e);
+    free(w);
+    return rc;
 }
 
 /* Fetch small files first: a model that cannot be served is refused before its weights

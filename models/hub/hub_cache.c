@@ -207,6 +207,23 @@ static int gguf_complete(const char *dir, const char *name, char ret[PATH_MAX], 
     return rc < 0 ? rc : 1;
 }
 
+/* The same of a file that was asked for by its name, with the others of its model. */
+static int named_complete(const char *dir, const char *name, char ret[PATH_MAX],
+                          char missing[HUB_FILE_BYTES], struct err *e)
+{
+    char part[HUB_FILE_BYTES];
+    int rc = 1;
+
+    for (int32_t i = MAX(model_file_parts(name), 1); i > 0 && rc > 0; i--) {
+        snprintf(part, sizeof(part), "%s", name);
+        if (model_file_parts(name) > 0) {
+            model_file_part(part, part, i);
+        }
+        rc = model_file_exists(dir, part) ? gguf_complete(dir, part, ret, e) : lacks(missing, part);
+    }
+    return rc; /* of the first file at last */
+}
+
 int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX],
                        char missing[HUB_FILE_BYTES], struct err *e)
 {
@@ -214,8 +231,7 @@ int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX],
 
     missing[0] = '\0';
     if (h->name.file[0]) {
-        return model_file_exists(dir, h->name.file) ? gguf_complete(dir, h->name.file, ret, e)
-                                                    : lacks(missing, h->name.file);
+        return named_complete(dir, h->name.file, ret, missing, e);
     }
     if (model_file_exists(dir, "model.safetensors") || model_file_exists(dir, INDEX)) {
         int rc = path_printf(ret, e, "%s", dir);

@@ -168,21 +168,33 @@ def tensors(folder, config):
         yield f"blk.{layer}.{NAMES[part]}.weight", w
 
 
-def write_gguf(folder, form):
-    """The model of a directory as a file in it, which is returned."""
-    config = settings(folder)
+def write_file(path, config, weights, form):
     about, data = [], b""
-    for name, w in tensors(folder, config):
+    for name, w in weights:
         kind, raw = encoded(w, form)
         dims = struct.pack(f"<I{w.ndim}Q", w.ndim, *reversed(w.shape))
         about.append(text(name) + dims + struct.pack("<IQ", kind, len(data)))
         data += raw + b"\0" * (-len(raw) % ALIGNMENT)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(about), len(config))
     head += b"".join(text(k) + value(v) for k, v in config.items()) + b"".join(about)
-    path = os.path.join(folder, "model.gguf")
     with open(path, "wb") as f:
         f.write(head + b"\0" * (-len(head) % ALIGNMENT) + data)
-    return path
+
+
+def write_gguf(folder, form, parts=1):
+    """The model of a directory as a file in it, or as several, of which the first has no tensors; returns the first."""
+    config = settings(folder)
+    weights = list(tensors(folder, config))
+    if parts == 1:
+        path = os.path.join(folder, "model.gguf")
+        write_file(path, config, weights, form)
+        return path
+    paths = [os.path.join(folder, f"model-{i + 1:05}-of-{parts:05}.gguf") for i in range(parts)]
+    for i, path in enumerate(paths):
+        place = {"split.no": i, "split.count": parts, "split.tensors.count": len(weights)}
+        own = weights[i - 1::parts - 1] if i > 0 else []
+        write_file(path, (config if i == 0 else {}) | place, own, form)
+    return paths[0]
 
 
 def write_groups(folder, form):

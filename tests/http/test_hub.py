@@ -365,6 +365,16 @@ def test_shards_and_what_is_missing_of_a_snapshot(hub, cache, serve):
     assert [path.rpartition("/")[2] for kind, path, _ in hub.requests if kind == "cdn"] == [second]
 
 
+def test_a_model_in_several_gguf_files(hub, cache, serve):
+    names = [f"demo-{i}-of-00003.gguf" for i in ("00001", "00002", "00003")]
+    hub.files = {n: n.encode() for n in (*names, "demo-00001-of-00002.gguf")}
+    fails(serve("quire-test/demo/" + names[0], wait=False), names[0] + ": not a GGUF file")
+    assert sorted(os.listdir(cache / REPO / "snapshots" / COMMIT)) == names
+    os.unlink(cache / REPO / "snapshots" / COMMIT / names[2])
+    fails(serve("quire-test/demo/" + names[0], HF_HUB_OFFLINE="1", wait=False), "lacks its " + names[2])
+    fails(serve("quire-test/demo/demo-00001-of-00002.gguf", wait=False), "has no file demo-00002-of-00002.gguf")
+
+
 def test_one_gguf_file_of_several(hub, cache, serve):
     hub.files = {n: n.encode() for n in ("demo-Q4_K_M.gguf", "demo-Q8_0.gguf", "demo-mmproj-f16.gguf", "demo-q8_0-00001-of-00002.gguf")}
     fails(serve(wait=False), "demo-Q8_0.gguf")

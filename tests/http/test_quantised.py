@@ -14,6 +14,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+import quantised_models
 from conftest import PATIENCE_S, QUIRE, ROOT
 from float64_model import Float64Model
 from tokenizers import Tokenizer
@@ -178,6 +179,24 @@ def test_a_setting_that_quantises_nothing_is_told(start, directories):
         server = start(*FLAGS, "--quantization", "fp8", "--tensor-parallel-size", ranks, model=model)
         warning = [line for line in server.log.splitlines() if "quantization has no effect" in line]
         assert len(warning) == told and all(" warn " in line for line in warning), server.log
+
+
+def test_a_model_in_several_gguf_files(start, tmp_path):
+    folder = str(tmp_path / "demo")
+    shutil.copytree(DEMO, folder)
+    with open(os.path.join(folder, "tokenizer_config.json"), "r+") as f:
+        own = json.load(f) | {"chat_template": "{{ messages[0].content }}"}
+        f.seek(0)
+        json.dump(own, f)
+    one, first = (quantised_models.write_gguf(folder, "q8_0", parts) for parts in (1, 3))
+    whole, parted = start(*FLAGS, model=one), start(*FLAGS, model=first)
+    assert np.array_equal(log_probabilities(whole), log_probabilities(parted))
+    second = first.replace("-00001-", "-00002-")
+    for path, words in ((second, "is file 2 of 3 of a model; give the first one"), (first, "model-00002-of-00003.gguf: No such file")):
+        if path == first:
+            os.unlink(second)
+        failed = subprocess.run([QUIRE, "serve", *FLAGS, "--port", "0", "--model", path], capture_output=True, text=True)
+        assert failed.returncode == 1 and words in failed.stderr, failed.stderr
 
 
 def test_ranks_divide_rows_and_are_refused_groups(start, directories):

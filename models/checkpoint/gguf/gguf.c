@@ -289,15 +289,14 @@ static int by_place(const void *a, const void *b)
     return (s->data > t->data) - (s->data < t->data);
 }
 
-/* Check that names are unique and that tensors do not overlap. */
-static int check_tensors(struct cursor *c, const struct gguf *g)
+int gguf_check_tensors(const struct gguf *g, struct err *e)
 {
     int32_t n = g->n_tensors;
     const struct gguf_tensor **order = malloc((size_t)MAX(n, 1) * sizeof(*order));
     int rc = 0;
 
     if (!order) {
-        return err_nomem(c->e, "list of tensors");
+        return err_nomem(e, "list of tensors");
     }
     for (int32_t i = 0; i < n; i++) {
         order[i] = &g->tensor[i];
@@ -305,7 +304,7 @@ static int check_tensors(struct cursor *c, const struct gguf *g)
     qsort(order, (size_t)n, sizeof(*order), by_name);
     for (int32_t i = 1; i < n && rc == 0; i++) {
         if (by_text(&order[i]->name, &order[i - 1]->name) == 0) {
-            rc = err_set(c->e, ERR_INVALID, "%s: tensor %.*s appears twice", c->file,
+            rc = err_set(e, ERR_INVALID, "%s: tensor %.*s appears twice", g->file,
                          (int)order[i]->name.len, order[i]->name.at);
         }
     }
@@ -313,7 +312,7 @@ static int check_tensors(struct cursor *c, const struct gguf *g)
     for (int32_t i = 1; i < n && rc == 0; i++) {
         const struct gguf_tensor *s = order[i - 1], *t = order[i];
         if (s->data + s->n_bytes > t->data) {
-            rc = err_set(c->e, ERR_INVALID, "%s: tensors %.*s and %.*s overlap", c->file,
+            rc = err_set(e, ERR_INVALID, "%s: tensors %.*s and %.*s overlap", g->file,
                          (int)s->name.len, s->name.at, (int)t->name.len, t->name.at);
         }
     }
@@ -360,7 +359,7 @@ static int take_tensors(struct cursor *c, struct gguf *g)
         }
     }
     free(offset);
-    return rc == 0 ? check_tensors(c, g) : rc;
+    return rc == 0 ? gguf_check_tensors(g, c->e) : rc;
 }
 
 /* ---- the file ---- */
@@ -440,7 +439,7 @@ bool gguf_is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-int gguf_open(struct gguf **ret, const char *path, struct err *e)
+int gguf_open_one(struct gguf **ret, const char *path, struct err *e)
 {
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     struct stat st = {0};
@@ -479,9 +478,14 @@ void gguf_free(struct gguf *g)
     if (g->mapped) {
         file_unmap((void *)(uintptr_t)g->data, g->n_bytes);
     }
+    for (int32_t i = 0; i < g->n_parts; i++) {
+        gguf_free(g->part[i]);
+    }
+    free(g->part);
     free(g->pair);
     free(g->tensor);
     free(g->slice);
+    free(g->path);
     free(g);
 }
 

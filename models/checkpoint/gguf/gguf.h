@@ -85,9 +85,14 @@ struct gguf {
     size_t n_bytes;             /* its size */
     bool mapped;                /* data is a mapping that gguf_free unmaps */
     const char *file;           /* its name for messages; not owned */
+    char *path;                 /* of a part, whose name `file` is in it; owned */
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */
     int32_t n_pairs, n_tensors;
+    /* [n_parts] the other files of a model in several, which have tensors alone; those
+     * are among `tensor`, too. Owned. */
+    struct gguf **part;
+    int32_t n_parts;
     /* [n_slices] views of an expert's matrix each, in tensors of several, or of a value
      * of the metadata; made by gguf_checkpoint */
     struct gguf_tensor *slice;
@@ -96,9 +101,14 @@ struct gguf {
 
 /* Whether a model's path is that of a GGUF file: a regular file. */
 bool gguf_is_file(const char *path);
-/* Map and parse. Messages name the file by the last component of `path`, which must
+/* Map and parse; of a model in several files, all of them, when `path` is the first one
+ * (gguf_parts.c). Messages name the file by the last component of `path`, which must
  * outlive *ret. */
 int gguf_open(struct gguf **ret, const char *path, struct err *e);
+/* The same of one file alone. */
+int gguf_open_one(struct gguf **ret, const char *path, struct err *e);
+/* Check that names are unique and that tensors do not overlap. */
+int gguf_check_tensors(const struct gguf *g, struct err *e);
 /* Parse n_bytes at `data`, which *ret points into; for gguf_open, tests and the
  * fuzzer. */
 int gguf_parse(struct gguf **ret, const void *data, size_t n_bytes, const char *file,

@@ -282,12 +282,6 @@ static void put_config(struct gguf_writer *w)
         w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: %s with %lld experts is not supported",
                           w->g->file, w->family->gguf, (long long)value);
     }
-    if (take_int(w, "split.count", &value) && value > 1) {
-        w->code = err_set(w->e, ERR_UNSUPPORTED,
-                          "%s: one of %lld files of a model; join them (llama-gguf-split --merge) "
-                          "and give that file",
-                          w->g->file, (long long)value);
-    }
     put_layers(w);
     put_keys(w);
     gguf_put_layer_types(w);

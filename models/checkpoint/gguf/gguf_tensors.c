@@ -368,14 +368,17 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
     return 0;
 }
 
-/* Asked only of a file whose tensors are wanted: it takes a call for each sample. */
-static bool is_cached(const char *path, size_t n_bytes)
+/* Asked only of files whose tensors are wanted: it takes a call for each sample. */
+static bool is_cached(const char *path, const struct gguf *g)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool cached = fd >= 0 && model_file_cached(fd, (int64_t)n_bytes);
+    bool cached = fd >= 0 && model_file_cached(fd, (int64_t)g->n_bytes);
 
     if (fd >= 0) {
         close(fd);
+    }
+    for (int32_t i = 0; i < g->n_parts && cached; i++) {
+        cached = is_cached(g->part[i]->path, g->part[i]);
     }
     return cached;
 }
@@ -390,7 +393,7 @@ int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct
         rc = gguf_checkpoint(ret, g, c, dtype, e);
     }
     if (rc == 0) {
-        (*ret)->uncached = !is_cached(path, (*ret)->gguf->n_bytes);
+        (*ret)->uncached = !is_cached(path, (*ret)->gguf);
     }
     return rc;
 }

@@ -541,10 +541,6 @@ static void what_is_not_supported_is_refused(void **state)
     refuse_config(&f, "qwen2 with 8 experts is not supported");
     file_init(&f);
     put_llama(&f, "llama");
-    set_int(&f, "split.count", 3);
-    refuse_config(&f, "one of 3 files");
-    file_init(&f);
-    put_llama(&f, "llama");
     set_text(&f, "llama.rope.scaling.type", "weird");
     refuse_config(&f, "rope_type is 'weird'");
     file_init(&f);
