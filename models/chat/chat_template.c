@@ -191,7 +191,7 @@ static int read_gguf(struct config *c, const char *path, const struct tokenizer 
 {
     struct gguf *g;
     struct gguf_text text;
-    int rc = gguf_open(&g, path, e);
+    int rc = gguf_open_one(&g, path, e);
 
     if (rc < 0) {
         return rc;

@@ -124,6 +124,7 @@ __device__ __forceinline__ void add_large(float (&v)[4], const expert_few &a,
                                           const chosen_experts &c, uint16_t *all,
                                           const large_experts &large, int tile, int lane)
 {
+    static_assert(MOST_PAIRS == 4 * 32, "all words of `large` are looked at");
     const expert_product &p = a.down;
     int end = large.bit[0] | large.bit[1] | large.bit[2] | large.bit[3] ? c.n : 0;
 

@@ -105,7 +105,7 @@ bool gguf_is_file(const char *path);
  * (gguf_parts.c). Messages name the file by the last component of `path`, which must
  * outlive *ret. */
 int gguf_open(struct gguf **ret, const char *path, struct err *e);
-/* The same of one file alone. */
+/* The same of one file alone. Of a model in several the first one has all metadata. */
 int gguf_open_one(struct gguf **ret, const char *path, struct err *e);
 /* Check that names are unique and that tensors do not overlap. */
 int gguf_check_tensors(const struct gguf *g, struct err *e);

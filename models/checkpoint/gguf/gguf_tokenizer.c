@@ -554,7 +554,7 @@ int gguf_tokenizer(struct tokenizer **ret, const struct gguf *g, struct err *e)
 int gguf_tokenizer_open(struct tokenizer **ret, const char *path, struct err *e)
 {
     struct gguf *g = NULL;
-    int rc = gguf_open(&g, path, e);
+    int rc = gguf_open_one(&g, path, e);
 
     if (rc == 0) {
         rc = gguf_tokenizer(ret, g, e);
