@@ -65,7 +65,8 @@ OTHER_SHAPES = (
     ("gpt-oss-20b", "gpt-oss-20b", ("mxfp4",)), ("gpt-oss-120b", "gpt-oss-120b", ("mxfp4",)),
     ("DeepSeek-V2-Lite", "deepseek-v2-lite", ("bf16",)),
     ("Qwen3-4B", "qwen3-4b", ("bf16",)),
-    ("Qwen3-4B as a hybrid, three of four layers recurrent", "qwen3-4b-hybrid", ("bf16",)),
+    ("Qwen3-4B as a hybrid, three of four layers recurrent", "qwen3-4b-hybrid",
+     ("bf16", "bf16, deterministic")),
     ("LLaMA 70B on one GPU", "llama-70b", ("fp8", "int4")),
 )  # fmt: skip
 
