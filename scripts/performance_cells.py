@@ -9,7 +9,7 @@ import re
 
 FORMATS = ("bf16", "fp8", "int4", "mxfp4")
 FP8_CACHE = "fp8 + fp8 cache"
-RUN = re.compile(r"(\S+) (bf16|fp8 \+ fp8 cache|fp8|int4|mxfp4)(?:, (\d+) ranks)?: (.*)")
+RUN = re.compile(r"(\S+) (bf16, deterministic|bf16|fp8 \+ fp8 cache|fp8|int4|mxfp4)(?:, (\d+) ranks)?: (.*)")
 # scripts/gpu-check's lines: a name, then figures.
 PRINTED = {"output_tok_s": r"([\d.]+) output tok/s", "decode_tok_s": r"([\d.]+) decoding",
            "decode_step_ms": r"([\d.]+) ms a step", "prefill_tok_s": r"prefill +([\d.]+) tok/s",
