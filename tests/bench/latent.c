@@ -4,8 +4,9 @@
  *
  * Shape: DeepSeek's latents of 512 and rotated keys of 64 dims, bf16. A line of JSON
  * per case: microseconds of a layer's attention with its products by head, bytes of
- * latents read a second and floating-point operations a second of the attention alone
- * (2 * (576 + 512) a head and visited key), as if it took all of that time.
+ * latents read a second and floating-point operations a second of the attention alone,
+ * as if it took all of that time: 2 * (576 + 512) a head and visited key of a decode,
+ * 2 * (192 + 128) of a prefill, whose heads are expanded.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ enum {
     MAX_TOKENS = 4096,
     MAX_SEQS = 256,
     POOL_TOKENS = 1 << 20,
+    MAX_CONTEXT = 1 << 16,
     REPEATS = 5,
     CALLS = 20,
 };
@@ -135,7 +137,7 @@ static void bench_open(struct bench *t, const char *device, int32_t heads)
                                      .max_tokens = MAX_TOKENS,
                                      .max_seqs = MAX_SEQS,
                                      .max_samples = 1,
-                                     .max_blocks_per_seq = 8192 / BLOCK};
+                                     .max_blocks_per_seq = MAX_CONTEXT / BLOCK};
 
     check(backend_open(&t->b, device, &c, &e), &e);
     if (!t->b->ops->latent_attention) {
@@ -205,11 +207,12 @@ int main(int argc, char **argv)
         double us =
             gpu ? (measure(&t, s, calls) - measure(&t, s, 1)) / (calls - 1) : measure(&t, s, 1);
         double keys = (double)s->seqs * s->query * (s->context - (s->query - 1) / 2.0);
+        int32_t dims = s->query == 1 ? WIDTH + LATENT : NOPE + ROT + V_DIM;
         printf("{\"heads\": %d, \"seqs\": %d, \"context\": %d, \"query\": %d, \"us\": %.1f, "
                "\"tb_s\": %.2f, \"tflops\": %.1f}\n",
                s->heads, s->seqs, s->context, s->query, us,
                (double)s->seqs * s->context * WIDTH * 2 / us * 1e-6,
-               2 * keys * s->heads * (WIDTH + LATENT) / us * 1e-6);
+               2 * keys * s->heads * dims / us * 1e-6);
         fflush(stdout);
     }
     if (t.b) {

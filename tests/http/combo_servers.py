@@ -120,9 +120,10 @@ def draw_drafts(rng, model, stages):
     return flags + f" --speculate {way}", None
 
 
-def draw_cache(rng, model):
+def draw_cache(rng, model, whole="bf16"):
+    """Flags of the cache's type; whole: what may be drawn beside those of 8 bits."""
     latent = model in ("latent", "deepseek-v2-groups")
-    kinds = ["bf16"] if latent else ["bf16", "fp8", "int8"]
+    kinds = [whole] if latent else [whole, "fp8", "int8"]
     return f" --kv-cache-dtype {rng.choice(kinds)}" if chance(rng, 50) else ""
 
 
@@ -164,7 +165,8 @@ def draw_device(name):
     """The Plan of the server device:SEED:BATCH."""
     rng = random.Random(name)
     model = draw_model(rng, DEVICE_MODELS)
-    flags = draw_pool(rng, model, draw_cache(rng, model))
+    # a GPU has caches of its activations' type, which is not that of every model
+    flags = draw_pool(rng, model, draw_cache(rng, model, "auto"))
     flags += " --load-format dummy" if is_dummy(model) else ""
     if model not in BLOCKS + GROUPS and chance(rng, 60):
         flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
