@@ -3,6 +3,7 @@
  * A child does the work, so that what it has written is removed whatever ends it: a
  * signal, or a kernel that is out of memory. */
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,7 +21,8 @@ enum { MOST_TOKENS = 1 << 20, DEFAULT_TOKENS = 8192, MOST_TEXT_BYTES = 64 << 20 
 
 static const char USAGE[] =
     "usage: quire quantize FROM TO --format fp8|int8|int4|nvfp4|mxfp4 [--asymmetric]\n"
-    "                      [--text FILE [--tokens N] [--static] [--smooth ALPHA | --search]]\n\n"
+    "                      [--text FILE [--tokens N] [--static] [--smooth ALPHA | --search]]\n"
+    "                      [--report]\n\n"
     "Writes the directory TO, which must not exist: the model of the Hugging Face directory\n"
     "FROM with its linear layers rounded to nearest, in the form of compressed-tensors.\n"
     "Prints the error of each weight: root mean square, as a share of the weight's own.\n\n"
@@ -33,11 +35,13 @@ static const char USAGE[] =
     "                  the text's first half; without it each token gets its own\n"
     "  --smooth ALPHA  int8: move the size of large activations into the weights (SmoothQuant),\n"
     "                  0 < ALPHA < 1, usually 0.5\n"
-    "  --search        int8, int4: choose how far for each product, by the error of its output\n";
+    "  --search        int8, int4: choose how far for each product, by the error of its output\n"
+    "  --report        write what is printed to " QUANTISE_REPORT " in TO instead\n";
 
 struct arguments {
     const char *from, *to, *text; /* text: a file */
     int32_t tokens;               /* of it, at most */
+    bool report;                  /* into a file of `to` */
     struct quantise_options options;
 };
 
@@ -87,7 +91,7 @@ static bool read_option(struct arguments *a, const char *name, const char *value
         a->tokens = (int32_t)x;
         return true;
     }
-    if (strcmp(name, "--smooth") == 0 && number(value, 0.01, 0.99, &x)) {
+    if (strcmp(name, "--smooth") == 0 && number(value, FLT_MIN, 0.99, &x)) {
         a->options.smooth = (float)x;
         return true;
     }
@@ -103,7 +107,8 @@ static bool read_flag(struct arguments *a, int argc, char **argv, int *i)
         bool *ret;
     } switches[] = {{"--search", &a->options.search},
                     {"--static", &a->options.fixed},
-                    {"--asymmetric", &a->options.zeros}};
+                    {"--asymmetric", &a->options.zeros},
+                    {"--report", &a->report}};
     char name[32];
     const char *equals = strchr(argv[*i], '=');
 
@@ -204,7 +209,8 @@ static int work(struct arguments *a)
     if (rc == 0 && a->text && tokens.n == 0) {
         rc = err_set(&e, ERR_INVALID, "%s: an empty text", a->text);
     }
-    rc = rc < 0 ? rc : quantise_directory(a->from, a->to, &a->options, stdout, &e);
+    rc = rc < 0 ? rc
+                : quantise_directory(a->from, a->to, &a->options, a->report ? NULL : stdout, &e);
     token_list_release(&tokens);
     if (rc < 0) {
         fprintf(stderr, "quire quantize: %s\n", e.text);

@@ -2,10 +2,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "config/base/buf.h"
 #include "config/base/limits.h"
 #include "models/checkpoint/file.h"
+#include "models/checkpoint/gguf/gguf.h"
 #include "models/checkpoint/quantised/quantised.h"
 #include "models/quantise/quantise_internal.h"
 
@@ -38,6 +40,13 @@ FILE *quantise_create(const struct conversion *k, const char *name, struct err *
     return f;
 }
 
+bool quantise_close(FILE *f)
+{
+    bool written = fflush(f) == 0 && fsync(fileno(f)) == 0;
+
+    return fclose(f) == 0 && written;
+}
+
 static int write_file(const struct conversion *k, const char *name, const char *text, size_t len,
                       struct err *e)
 {
@@ -47,7 +56,7 @@ static int write_file(const struct conversion *k, const char *name, const char *
         return ERR_IO;
     }
     bool done = fwrite(text, 1, len, f) == len;
-    done = fclose(f) == 0 && done;
+    done = quantise_close(f) && done;
     return done ? 0 : quantise_failed(k, name, e);
 }
 
@@ -124,22 +133,15 @@ static void print_quantization(const struct conversion *k, struct buf *b, int32_
 /* config.json, which was read as JSON before, with one member more. */
 static int write_config(const struct conversion *k, struct err *e)
 {
-    struct quant_config before;
     struct buf b;
     char *text;
     size_t len;
-    bool found = false;
     int rc = model_file_read(k->from, CONFIG, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
 
     if (rc < 0) {
         return rc;
     }
-    rc = quant_config_parse(&before, &found, text, len, e);
-    if (rc == 0 && found) {
-        quant_config_release(&before);
-        rc = err_set(e, ERR_INVALID, "%s is quantised already", k->from);
-    }
-    const char *end = rc == 0 ? memrchr(text, '}', len) : NULL;
+    const char *end = memrchr(text, '}', len);
     buf_init(&b, 2 * LIMIT_CONFIG_JSON_BYTES);
     if (end) {
         while (end > text && strchr(" \t\r\n", end[-1])) {
@@ -159,6 +161,29 @@ static int write_config(const struct conversion *k, struct err *e)
     buf_release(&b);
     free(text);
     return rc;
+}
+
+int quantise_check_source(const char *from, struct err *e)
+{
+    struct quant_config q;
+    char *text;
+    size_t len;
+    bool found = false;
+
+    if (gguf_is_file(from)) {
+        return err_set(e, ERR_UNSUPPORTED, "%s is a GGUF file, a directory is needed", from);
+    }
+    int rc = model_file_read(from, CONFIG, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = quant_config_parse(&q, &found, text, len, e);
+    if (rc == 0 && found) {
+        quant_config_release(&q);
+    }
+    free(text);
+    found = found || model_file_exists(from, "hf_quant_config.json");
+    return rc == 0 && found ? err_set(e, ERR_INVALID, "%s is quantised already", from) : rc;
 }
 
 int quantise_write_files(const struct conversion *k, struct err *e)

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "models/checkpoint/gguf/gguf.h"
 #include "models/quantise/quantise_internal.h"
 
 /* ---- which weights ---- */
@@ -346,7 +345,7 @@ static int write_directory(struct conversion *k, struct err *e)
         return ERR_IO;
     }
     rc = quantise_write_weights(k, e);
-    bool closed = fclose(k->out) == 0;
+    bool closed = quantise_close(k->out);
     return rc < 0 || closed ? rc : quantise_failed(k, QUANTISE_WEIGHTS, e);
 }
 
@@ -358,8 +357,18 @@ static int convert(struct conversion *k, struct err *e)
 
     rc = rc < 0 || !text ? rc : calibrate(k, &before, e);
     rc = rc < 0 ? rc : write_directory(k, e);
-    rc = rc < 0 || !text ? rc : score_written(k, before, e);
-    return rc < 0 ? rc : target_finish(k, e);
+    return rc < 0 || !text ? rc : score_written(k, before, e);
+}
+
+/* The same with a report of its own, if the caller has none. */
+static int convert_reported(struct conversion *k, struct err *e)
+{
+    FILE *own = !k->report ? quantise_create(k, QUANTISE_REPORT, e) : NULL;
+
+    k->report = k->report ? k->report : own;
+    int rc = k->report ? convert(k, e) : ERR_IO;
+    bool closed = !own || quantise_close(own);
+    return rc < 0 || closed ? rc : quantise_failed(k, QUANTISE_REPORT, e);
 }
 
 /* Nothing is left behind after a failure. */
@@ -370,7 +379,8 @@ static int convert_whole(struct conversion *k, struct err *e)
     if (rc < 0) {
         return rc;
     }
-    rc = convert(k, e);
+    rc = convert_reported(k, e);
+    rc = rc < 0 ? rc : target_finish(k, e);
     if (rc < 0) {
         quantise_discard(k->partial);
     }
@@ -424,10 +434,9 @@ int quantise_directory(const char *from, const char *to, const struct quantise_o
     const struct architecture *a;
     struct generation_defaults gen;
 
-    if (gguf_is_file(from)) {
-        return err_set(e, ERR_UNSUPPORTED, "%s is a GGUF file, a directory is needed", from);
-    }
-    int rc = check_options(o, e);
+    int rc = quantise_check_source(from, e);
+
+    rc = rc < 0 ? rc : check_options(o, e);
     rc = rc < 0 ? rc : quantise_partial(partial, sizeof(partial), to, getpid(), e);
     rc = rc < 0 ? rc : model_config_read(&k.config, &gen, from, e);
     rc = rc < 0 ? rc : checkpoint_open(&k.c, from, e);

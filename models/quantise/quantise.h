@@ -32,6 +32,8 @@
 
 #include "kernels/weight_format.h"
 
+#define QUANTISE_REPORT "quantise.txt"
+
 struct tensor; /* weights.h */
 
 /* How the weights of a directory are rounded. */
@@ -78,6 +80,13 @@ struct quantise_options {
     bool fixed;
 };
 
+/* Raised whenever the same source and options make other files. */
+enum { QUANTISE_VERSION = 1 };
+
+/* Whether `from` can be a source: ERR_UNSUPPORTED for a GGUF file, ERR_INVALID for a
+ * directory whose weights are quantised. Reads no weights. */
+int quantise_check_source(const char *from, struct err *e);
+
 /* Where a process writes before the directory `to` is complete: a name beside it.
  * ERR_INVALID: it does not fit in `cap` bytes. */
 int quantise_partial(char *ret, size_t cap, const char *to, pid_t pid, struct err *e);
@@ -85,8 +94,8 @@ int quantise_partial(char *ret, size_t cap, const char *to, pid_t pid, struct er
 void quantise_discard(const char *partial);
 
 /* Read the directory `from` and write `to`, which must not exist and does so only when
- * it is complete. To `report` goes one
- * line a weight: the error, root mean square, as a share of the weight's own; with
+ * it is complete. To `report`, or with NULL to the file QUANTISE_REPORT in `to`, goes
+ * one line a weight: the error, root mean square, as a share of the weight's own; with
  * factors one line before for each product that has some, with the error of its output
  * without and with them (fold_error); with fixed scales one for each product's; with
  * either, how many experts no token of the text came to; and with a text one line of

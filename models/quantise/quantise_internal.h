@@ -41,8 +41,8 @@ struct conversion {
     /* [n_layers * per_layer] owned: the scale of all inputs of a product, written
      * beside each of its weights; NULL: a token has its own */
     float *input_scale;
-    FILE *out; /* WEIGHTS of `partial` */
-    FILE *report;
+    FILE *out;    /* WEIGHTS of `partial` */
+    FILE *report; /* the caller's, or REPORT of `partial` */
 };
 
 /* Whether FORMAT_FP4 is written with scales of e4m3, else with powers of two. */
@@ -55,6 +55,8 @@ static inline bool quantise_nvfp4(const struct conversion *k)
 int quantise_failed(const struct conversion *k, const char *name, struct err *e);
 /* A new file of the directory; NULL: it failed. */
 FILE *quantise_create(const struct conversion *k, const char *name, struct err *e);
+/* Close such a file, all of which is on disk then; false: it failed. */
+bool quantise_close(FILE *f);
 /* target.c: make the directory `partial` for quantise_create; ERR_IO if it or `to`
  * exists. */
 int target_begin(const struct conversion *k, struct err *e);

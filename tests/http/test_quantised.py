@@ -534,7 +534,7 @@ def test_quantize_refuses_what_it_cannot_do(tmp_path):
     for source, target, form, status, why in (
             (DEMO, taken, "int8", 1, "File exists"),
             (DEMO, tmp_path / "a", "int3", 2, "--format int3 is not understood\nusage"),
-            (str(int8), tmp_path / "b", "int8", 1, "I8, must be"),
+            (str(int8), tmp_path / "b", "int8", 1, f"{int8} is quantised already"),
             (os.path.join(golden, "gpt2"), tmp_path / "c", "int8", 1, "transposed"),
             (os.path.join(golden, "mixtral"), tmp_path / "d", "int4", 1, "no groups of 32"),
             (os.path.join(golden, "llama-mha24"), tmp_path / "e", "int4", 1, "no groups of 32"),
