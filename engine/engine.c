@@ -22,6 +22,7 @@
 #include "engine/loop/cost.h"
 #include "engine/model_path.h"
 #include "engine/pinned_prefixes.h"
+#include "engine/smoothed.h"
 #include "engine/stats.h"
 #include "models/chat/chat_template.h"
 #include "models/checkpoint/file.h"
@@ -139,6 +140,14 @@ static int open_parts(struct engine *e, const struct settings *s, const struct m
     return rc;
 }
 
+/* The model's name, after where it was found. */
+static int set_name(struct engine *e, const struct settings *s, struct err *err)
+{
+    e->model_name =
+        s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);
+    return e->model_name ? 0 : err_nomem(err, "the model's name");
+}
+
 /* Opens the tokenizer and the executor, and reads the model's end-of-sequence tokens
  * and sampling defaults. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
@@ -159,6 +168,12 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     int rc = model_path_find(&e->model_path, s->model, err);
     if (rc == 0) {
         rc = check_format(s, e->model_path, err);
+    }
+    if (rc == 0) {
+        rc = set_name(e, s, err);
+    }
+    if (rc == 0) {
+        rc = smoothed_find(&e->model_path, s, err);
     }
     if (rc == 0) {
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
@@ -349,13 +364,11 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
     if (rc == 0) {
         rc = pinned_prefixes_compute(e, s, err);
     }
+    if (rc == 0 && !e->model_name) {
+        rc = set_name(e, s, err);
+    }
     if (rc < 0) {
         return rc;
-    }
-    e->model_name =
-        s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);
-    if (!e->model_name) {
-        return err_nomem(err, "the model's name");
     }
     make_fingerprint(e);
     e->created = time(NULL);
@@ -414,6 +427,16 @@ int engine_open(struct engine **ret, const struct settings *s, struct sink *sink
     log_ready(e);
     *ret = e;
     return 0;
+}
+
+bool engine_opening_is_slow(void)
+{
+    return smoothed_running();
+}
+
+void engine_opening_stop(void)
+{
+    smoothed_stop();
 }
 
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,

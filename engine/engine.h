@@ -88,6 +88,11 @@ struct sink {
 /* Reads the model, sizes the KV pool and starts the threads. Blocks until the engine is
  * ready or has failed. `sink` must outlive the engine. */
 int engine_open(struct engine **ret, const struct settings *s, struct sink *sink, struct err *e);
+/* While another thread is in engine_open: whether it quantises, which may take
+ * minutes. */
+bool engine_opening_is_slow(void);
+/* Ends that before the process ends, so that no files are left. */
+void engine_opening_stop(void);
 /* Stops at once: every request ends with FINISH_ABORT; the threads are joined. */
 void engine_free(struct engine *e);
 

@@ -5,7 +5,7 @@
 
 #include "config/base/base.h"
 
-/* Send "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=…". */
+/* Send "READY=1", "STOPPING=1", "WATCHDOG=1", "EXTEND_TIMEOUT_USEC=…". */
 void notify(const char *state);
 /* The interval in which systemd expects WATCHDOG=1; 0: never. */
 int64_t notify_watchdog_us(void);

@@ -28,7 +28,8 @@ enum {
     TICK_MS = 250,
     IDLE_TICK_MS = 20, /* while waiting for streams to end */
     QUIET_S = 10,      /* without streams before free memory is returned to the system */
-    ABORT_WAIT_S = 5,  /* for aborted streams to send their error and be released */
+    EXTEND_US = 10000000,
+    ABORT_WAIT_S = 5, /* for aborted streams to send their error and be released */
 };
 
 struct daemon {
@@ -41,7 +42,7 @@ struct daemon {
     pthread_t opener;   /* the thread that loads the model */
     sigset_t signals;   /* blocked, and waited for by the main thread */
     uint64_t heartbeat; /* the engine's, when the watchdog was last fed */
-    int64_t fed_us;     /* when that was */
+    int64_t fed_us;     /* when that was, or at start its timeout was put off */
     int64_t busy_us;    /* when a stream was last seen; 0: memory was trimmed since */
     int exit_status;
 };
@@ -231,6 +232,18 @@ static void announce(struct daemon *d)
     fflush(stdout);
 }
 
+/* systemd's timeout of the start is for reading weights; what takes longer and goes on
+ * puts it off. */
+static void extend_start(struct daemon *d)
+{
+    int64_t now = clock_us();
+
+    if (engine_opening_is_slow() && (!d->fed_us || now - d->fed_us > EXTEND_US)) {
+        notify("EXTEND_TIMEOUT_USEC=900000000");
+        d->fed_us = now;
+    }
+}
+
 /* Wait for the model: 0, or the status to exit with. */
 static int start(struct daemon *d)
 {
@@ -245,10 +258,12 @@ static int start(struct daemon *d)
             kill(getpid(), sig); /* loaded in this moment: let serve() stop in order */
         } else if (is_stop(sig)) {
             log_event(LOG_INFO, "stopped while starting", LOG_STR("signal", strsignal(sig)));
+            engine_opening_stop();
             /* No request was accepted, and a half-loaded model need not be freed. */
             _exit(0);
         }
         server_sweep(&d->server);
+        extend_start(d);
     }
     pthread_join(d->opener, NULL);
     if (d->open_rc) {

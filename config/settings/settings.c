@@ -226,6 +226,28 @@ static int set_from_file(struct settings *s, struct err *e)
 
 /* ---- all together ---- */
 
+static int check_smoothing(const struct settings *s, struct err *e)
+{
+    bool smooth = s->quantization_smooth > 0;
+
+    if (smooth != (s->quantization_text != NULL)) {
+        return err_set_param(e, ERR_INVALID, smooth ? "quantization_text" : "quantization_smooth",
+                             "quantization_smooth and quantization_text must both be set: %s is "
+                             "missing",
+                             smooth ? "quantization_text" : "quantization_smooth");
+    }
+    if (smooth && s->quantization != QUANTIZE_INT8 && s->quantization != QUANTIZE_INT8_ASYMMETRIC) {
+        return err_set_param(e, ERR_UNSUPPORTED, "quantization_smooth",
+                             "quantization_smooth goes with quantization int8 or int8-asymmetric, "
+                             "with no other");
+    }
+    if (smooth && (s->load_format == LOAD_DUMMY || s->load_format == LOAD_GGUF)) {
+        return err_set_param(e, ERR_UNSUPPORTED, "quantization_smooth",
+                             "quantization_smooth: load_format must be auto or safetensors");
+    }
+    return 0;
+}
+
 static int check_together(const struct settings *s, struct err *e)
 {
     if ((!s->ssl_certfile) != (!s->ssl_keyfile)) {
@@ -240,7 +262,8 @@ static int check_together(const struct settings *s, struct err *e)
                              "running sequence needs one token per step",
                              (long long)s->max_num_batched_tokens, (long long)s->max_num_seqs);
     }
-    return settings_check_nodes(s, e);
+    int rc = check_smoothing(s, e);
+    return rc < 0 ? rc : settings_check_nodes(s, e);
 }
 
 int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help,

@@ -45,15 +45,17 @@ struct settings {
     /* Directory, file or hub name; "null": the null executor; NULL: the bundled
      * model. */
     char *model;
-    char *served_model_name; /* NULL: derived from `model` */
-    char *chat_format;       /* NULL: told from the chat template */
-    bool generic_tools;      /* tools also for a chat template without a place for them */
-    int device;              /* enum device_kind */
-    int dtype;               /* enum dtype_choice */
-    int load_format;         /* enum load_format */
-    int quantization;        /* enum quantization */
-    char *generation_config; /* "auto" or "none" */
-    int64_t max_model_len;   /* tokens; 0: the model's, or what the pool holds */
+    char *served_model_name;    /* NULL: derived from `model` */
+    char *chat_format;          /* NULL: told from the chat template */
+    bool generic_tools;         /* tools also for a chat template without a place for them */
+    int device;                 /* enum device_kind */
+    int dtype;                  /* enum dtype_choice */
+    int load_format;            /* enum load_format */
+    int quantization;           /* enum quantization */
+    double quantization_smooth; /* SmoothQuant's exponent; 0: not smoothed */
+    char *quantization_text;    /* a file; NULL: none */
+    char *generation_config;    /* "auto" or "none" */
+    int64_t max_model_len;      /* tokens; 0: the model's, or what the pool holds */
     /* scheduling and memory */
     int64_t max_num_seqs;           /* 0: by device */
     int64_t max_num_batched_tokens; /* 0: by device */

@@ -110,6 +110,13 @@ const struct setting setting_table[] = {
              "int8-asymmetric (a scale and a zero point a row), int8-g128-asymmetric (for 128 "
              "columns), int4 (groups of 128 with zero points) or mxfp4 (groups of 32); none: as "
              "stored"},
+    {FLOAT(quantization_smooth, "0", 0, 0.99), .metavar = "ALPHA", .group = "Model",
+     .help = "with quantization int8 or int8-asymmetric: move the size of large activations into "
+             "the weights by this exponent (SmoothQuant), usually 0.5; the first start makes a "
+             "directory of them in the cache directory, which later ones read; 0: off"},
+    {STRING(quantization_text, NULL), .metavar = "FILE", .group = "Model",
+     .help = "text that shows the activations for quantization_smooth, of the kind that the model "
+             "will see; 8192 tokens of it at most"},
     {STRING(generation_config, "auto"), .choice = GENERATION_CONFIGS, .group = "Model",
      .help = "auto: use the sampling defaults (temperature, top_p, ...) of the model's "
              "generation_config.json; none: ignore that file"},

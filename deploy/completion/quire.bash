@@ -18,6 +18,8 @@ _quire_settings='--model DIR
 --dtype auto|bfloat16|float16|float32
 --load-format auto|safetensors|gguf|dummy
 --quantization none|fp8|int8|int8-g128|int8-asymmetric|int8-g128-asymmetric|int4|mxfp4
+--quantization-smooth ALPHA
+--quantization-text FILE
 --generation-config auto|none
 --max-model-len TOKENS
 --max-num-seqs N

@@ -353,7 +353,8 @@ static void set_quantise(struct model_options *o, const struct settings *s)
                 [QUANTIZE_INT4] = {FORMAT_INT4, 128, true},
                 [QUANTIZE_MXFP4] = {FORMAT_FP4, 32, false}};
 
-    if (s->quantization != QUANTIZE_NONE) {
+    /* smoothed weights are those of a directory that is quantised already */
+    if (s->quantization != QUANTIZE_NONE && s->quantization_smooth == 0) {
         o->quantise = weight_format_of(ways[s->quantization].format);
         o->quantise_group = ways[s->quantization].group;
         o->quantise_zeros = ways[s->quantization].zeros;

@@ -14,6 +14,7 @@
 #include "engine/commands.h"
 #include "engine/engine.h"
 #include "engine/model_path.h"
+#include "engine/smoothed.h"
 #include "engine/workers/ranks/worker_process.h"
 #include "kernels/comm/comm.h"
 
@@ -72,6 +73,9 @@ int node_run(const struct settings *s, struct err *e)
     int32_t n = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size / s->nnodes);
     int rc = model_path_find(&dir, s->model, e);
 
+    if (rc == 0) {
+        rc = smoothed_find(&dir, s, e);
+    }
     if (rc == 0 && s->draft_model) {
         rc = model_path_find(&draft_dir, s->draft_model, e);
     }

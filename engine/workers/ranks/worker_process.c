@@ -36,22 +36,28 @@ static void keep_open(int fd)
     fcntl(fd, F_SETFD, 0);
 }
 
-/* Runs in the child. */
-static void exec_worker(const struct worker_args *o, char *const *argv, char *const *env)
+void worker_before_exec(pid_t parent, int death)
 {
     sigset_t none;
 
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != o->parent) {
+    prctl(PR_SET_PDEATHSIG, death);
+    if (getppid() != parent) {
         _exit(0);
     }
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGPIPE, SIG_IGN);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     /* fails on old kernels, where only descriptors opened with O_CLOEXEC close */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG);
+}
+
+/* Runs in the child. */
+static void exec_worker(const struct worker_args *o, char *const *argv, char *const *env)
+{
+    /* before signals are let in, which must not end it */
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    worker_before_exec(o->parent, SIGKILL);
     if (!o->over_tcp) {
         keep_open(o->shm_fd);
         keep_open(o->control_fd);

@@ -21,6 +21,10 @@ struct worker_args {
     char *const *settings; /* flags, NULL-terminated */
 };
 
+/* Between fork and exec in a child of the process `parent`: the kernel sends it
+ * `death` when the thread that forked ends, no signal is blocked, and all descriptors
+ * but the standard ones close on exec. */
+void worker_before_exec(pid_t parent, int death);
 /* Forks and executes `quire rank`. The kernel kills the process when the thread that
  * called this exits, so that thread must live as long as the workers. */
 int worker_spawn(pid_t *ret, const struct worker_args *o, struct err *e);
