@@ -13,7 +13,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_draw import CUT, GENERATING, ROUTES, TEXT, width_of  # noqa: E402
 from combo_servers import (  # noqa: E402
-    COMMON, KEYS, KV_GROUPS, draft_flags, plan_of, write_model, write_stored,
+    COMMON, KEYS, KV_GROUPS, draft_flags, plan_of, smoothing, write_model, write_stored,
 )
 from conftest import QUIRE, Server  # noqa: E402
 
@@ -298,14 +298,15 @@ class Rig:
     async def __aenter__(self):
         plan = plan_of(self.name)
         self.exact = plan.exact
-        flags = COMMON + plan.flags + draft_flags(plan, self.folder)
+        more, env = smoothing(plan, self.folder)
+        flags = COMMON + plan.flags + more + draft_flags(plan, self.folder)
         keys = re.findall(r"key=(\S+)", KEYS) if self.name == "fair" else []
         if keys:
             flags = flags + ["--api-key-file", self.write("keys", KEYS)]
         model = None if plan.model == "null" else write_model(plan, self.folder)
         self.flags = " ".join(flags)
         served = write_stored(plan, model) if model else "null"
-        self.server = Server(*flags, model=served, env=plan.env)
+        self.server = Server(*flags, model=served, env=plan.env | env)
         self.client = Client(self.server.host, self.server.port, keys, self.bounds)
         self.facts = Facts(model)
         self.facts.keys, self.facts.greedy = keys, model is not None

@@ -137,6 +137,13 @@ def is_dummy(model):
     return model in MTP or model in head_models.DENSE or model in head_models.MIXED
 
 
+def draw_quantization(rng, model, kinds):
+    """Of the bundled model sometimes smoothed."""
+    kind = rng.choice(kinds)
+    smooth = model in ("demo", "windows") and kind in ("int8", "int8-asymmetric") and chance(rng, 50)
+    return f" --quantization {kind}" + (" --quantization-smooth 0.5" if smooth else "")
+
+
 def draw(name):
     """The Plan of the server drawn:SEED:BATCH."""
     rng = random.Random(name)
@@ -156,7 +163,7 @@ def draw(name):
         flags += " --pipeline-parallel-size 2"
     if chance(rng, 60) and model not in BLOCKS + GROUPS:
         small = ranks > 1 and (model in head_models.DENSE or model in head_models.MIXED)
-        flags += f" --quantization {rng.choice(BY_ROWS if small else QUANTIZATIONS)}"
+        flags += draw_quantization(rng, model, BY_ROWS if small else QUANTIZATIONS)
     more, drafts = draw_drafts(rng, model, stages > 1)
     return Plan(flags + more, model, drafts, UNKNOWN_COSTS)
 
@@ -169,7 +176,7 @@ def draw_device(name):
     flags = draw_pool(rng, model, draw_cache(rng, model, "auto"))
     flags += " --load-format dummy" if is_dummy(model) else ""
     if model not in BLOCKS + GROUPS and chance(rng, 60):
-        flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
+        flags += draw_quantization(rng, model, QUANTIZATIONS)
     more, drafts = draw_drafts(rng, model, False)
     return Plan(flags + more, model, drafts, UNKNOWN_COSTS, exact=chance(rng, 50))
 
@@ -219,6 +226,14 @@ def write_model(plan, folder):
         members = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
         change(os.path.join(at, "config.json"), members | {"sliding_window": 24, "layer_types": kinds})
     return at
+
+
+def smoothing(plan, folder):
+    """More flags and variables of a server that smooths: any text, and a cache of its own."""
+    if "--quantization-smooth" not in plan.flags:
+        return [], {}
+    text = os.path.join(head_models.DEMO, "config.json")
+    return ["--quantization-text", text], {"CACHE_DIRECTORY": folder}
 
 
 def draft_flags(plan, folder):
