@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "models/checkpoint/file.h"
 #include "models/hub/hub.h"
 
 static bool has_config(const char *dir)
@@ -59,7 +60,8 @@ static int find_bundled(char **ret, struct err *e)
         "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
 }
 
-/* Finds the only GGUF file of a directory that has no config.json. 1: found; 0: the
+/* Finds the only GGUF file, or the first one of the only model in several, of a
+ * directory that has no config.json. 1: found; 0: the
  * directory has a config.json (or cannot be listed); else an error. */
 static int find_gguf(char **ret, const char *dir, struct err *e)
 {
@@ -73,7 +75,8 @@ static int find_gguf(char **ret, const char *dir, struct err *e)
     }
     while ((d = readdir(list))) {
         size_t len = strlen(d->d_name);
-        if (len > 5 && strcmp(d->d_name + len - 5, ".gguf") == 0 && n++ == 0) {
+        bool later = strstr(d->d_name, "-of-0") && model_file_parts(d->d_name) == 0;
+        if (len > 5 && strcmp(d->d_name + len - 5, ".gguf") == 0 && !later && n++ == 0) {
             memcpy(name, d->d_name, len + 1);
         }
     }
@@ -89,6 +92,24 @@ static int find_gguf(char **ret, const char *dir, struct err *e)
     return copy_path(ret, path, e) < 0 ? ERR_NOMEM : 1;
 }
 
+/* The real path of a file's folder, and in it the name that was given: where that is a
+ * link, as in a hub cache, the name of what it leads to says nothing. malloc'd. */
+static char *real_file(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char folder[PATH_MAX], real[PATH_MAX], *ret = NULL;
+
+    if (snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash + 1 - path) : 1,
+                 slash ? path : ".") >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return NULL;
+    }
+    if (realpath(folder, real) && asprintf(&ret, "%s/%s", real[1] ? real : "", name) < 0) {
+        ret = NULL;
+    }
+    return ret;
+}
+
 int model_path_find(char **ret, const char *model, struct err *e)
 {
     struct stat st;
@@ -102,7 +123,7 @@ int model_path_find(char **ret, const char *model, struct err *e)
     if (stat(model, &st) != 0) {
         return err_set_param(e, ERR_NOT_FOUND, "model",
                              "\"%.200s\": %s; a directory in Hugging Face's layout, a GGUF file or "
-                             "a hub name (org/name) is wanted",
+                             "a hub name (org/name, org/name/[folder/]file.gguf) is wanted",
                              model, strerror(errno));
     }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
@@ -114,7 +135,7 @@ int model_path_find(char **ret, const char *model, struct err *e)
     if (found != 0) {
         return MIN(found, 0);
     }
-    char *real = realpath(model, NULL);
+    char *real = S_ISDIR(st.st_mode) ? realpath(model, NULL) : real_file(model);
     if (!real) {
         return err_set_param(e, ERR_IO, "model", "\"%.200s\": %s", model, strerror(errno));
     }

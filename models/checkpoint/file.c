@@ -29,21 +29,26 @@ static bool inside(const char *path, const char *dir)
 }
 
 /* Whether `target` is in the blobs of the Hugging Face cache that `home` is a snapshot
- * of. From <cache>/models--<name>/snapshots/<commit> these are ../../blobs, or
- * ../../../blobs where all models share them. */
+ * of, or a folder in one. From <cache>/models--<name>/snapshots/<commit> these are
+ * ../../blobs, or ../../../blobs where all models share them. */
 static bool in_blobs(const char *home, const char *target)
 {
-    static const char *const BLOBS[] = {"../../blobs", "../../../blobs"};
-    char path[PATH_MAX], real[PATH_MAX];
-    const char *last = strrchr(home, '/');
-    static const char SNAPSHOTS[] = "/snapshots";
-    size_t len = sizeof(SNAPSHOTS) - 1;
+    static const char *const BLOBS[] = {"blobs", "../blobs"};
+    char model[PATH_MAX], path[PATH_MAX], real[PATH_MAX], *snapshots = NULL;
 
-    if (!last || (size_t)(last - home) < len || memcmp(last - len, SNAPSHOTS, len) != 0) {
+    if (snprintf(model, sizeof(model), "%s", home) >= PATH_MAX) {
         return false;
     }
+    for (char *p = strstr(model, "/snapshots/"); p; p = strstr(p + 1, "/snapshots/")) {
+        snapshots = p;
+    }
+    if (!snapshots) {
+        return false;
+    }
+    *snapshots = '\0';
     for (size_t i = 0; i < ARRAY_LEN(BLOBS); i++) {
-        if (join(path, home, BLOBS[i], NULL) == 0 && realpath(path, real) && inside(target, real)) {
+        if (join(path, model, BLOBS[i], NULL) == 0 && realpath(path, real) &&
+            inside(target, real)) {
             return true;
         }
     }

@@ -34,6 +34,25 @@ bool hub_file_name_ok(const char *name)
     return n > 0 && n < HUB_FILE_BYTES && name[n] == '\0' && name[0] != '.';
 }
 
+bool hub_gguf_name_ok(const char *name)
+{
+    size_t len = strlen(name);
+    const char *end = name;
+    char part[HUB_FILE_BYTES];
+
+    if (len < 6 || len >= HUB_FILE_BYTES || strcasecmp(name + len - 5, ".gguf") != 0) {
+        return false;
+    }
+    for (const char *at = name; at; at = *end ? end + 1 : NULL) {
+        end = strchrnul(at, '/');
+        snprintf(part, sizeof(part), "%.*s", (int)(end - at), at);
+        if (!hub_file_name_ok(part)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Whether the hub allows this as the name of an organisation or a model. */
 static bool part_ok(const char *text, size_t len)
 {
@@ -63,7 +82,7 @@ static bool revision_ok(const char *text)
 int hub_name_parse(struct hub_name *ret, const char *text, struct err *e)
 {
     static const char FORM[] =
-        "a name on the hub is org/name, org/name@revision or org/name/file.gguf";
+        "a name on the hub is org/name, org/name@revision or org/name/[folder/]file.gguf";
     struct hub_name n = {.revision = "main"};
     const char *at = strchr(text, '@'), *end = at ? at : text + strlen(text);
     const char *slash = memchr(text, '/', (size_t)(end - text));
@@ -86,8 +105,7 @@ int hub_name_parse(struct hub_name *ret, const char *text, struct err *e)
     if (file && len < sizeof(n.file)) {
         memcpy(n.file, file + 1, len);
     }
-    if (file &&
-        (!hub_file_name_ok(n.file) || len < 6 || strcasecmp(n.file + len - 5, ".gguf") != 0)) {
+    if (file && !hub_gguf_name_ok(n.file)) {
         return err_set_param(e, ERR_INVALID, "model", "\"%.200s\": %s", text, FORM);
     }
     *ret = n;
@@ -279,10 +297,12 @@ static int want_shards(struct wanted *w, const struct hub_listing *l, const char
 static int no_weights(const struct hub *h, const struct hub_listing *l, struct err *e)
 {
     for (int32_t i = 0; i < l->n_files; i++) {
-        if (hub_gguf_rank(l->file[i].name) != HUB_NO_GGUF) {
-            return err_set(e, ERR_INVALID,
-                           "has several GGUF files and none is preferred: name one, as in %s/%s",
-                           h->name.repo, l->file[i].name);
+        const char *name = l->file[i].name, *folder = strrchr(name, '/');
+        if (hub_gguf_rank(folder ? folder + 1 : name) != HUB_NO_GGUF) {
+            return err_set(e, ERR_INVALID, "has %s: name one, as in %s/%s",
+                           folder ? "GGUF files in folders"
+                                  : "several GGUF files and none is preferred",
+                           h->name.repo, name);
         }
     }
     return err_set(e, ERR_NOT_FOUND,

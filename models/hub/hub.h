@@ -1,5 +1,5 @@
 /* Models by their name on the Hugging Face hub: `org/name`, `org/name@revision`,
- * `org/name/file.gguf`.
+ * `org/name/file.gguf`, `org/name/folder/file.gguf`.
  *
  * A model is looked up in the cache that other tools share (HF_HUB_CACHE, HF_HOME,
  * XDG_CACHE_HOME); files that serving needs and the cache lacks are downloaded into it.

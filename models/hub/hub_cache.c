@@ -197,18 +197,24 @@ static void find_gguf(const char *dir, char ret[HUB_FILE_BYTES])
 static int gguf_complete(const char *dir, const char *name, char ret[PATH_MAX], struct err *e)
 {
     int64_t n_bytes;
-    int fd = model_file_open(dir, name, &n_bytes, e);
+    int rc = path_printf(ret, e, "%s/%s", dir, name);
 
+    if (rc < 0) {
+        return rc;
+    }
+    char *slash = strrchr(ret, '/');
+    *slash = '\0';
+    int fd = model_file_open(ret, slash + 1, &n_bytes, e);
+    *slash = '/';
     if (fd < 0) {
         return fd;
     }
     close(fd);
-    int rc = path_printf(ret, e, "%s/%s", dir, name);
-    return rc < 0 ? rc : 1;
+    return 1;
 }
 
-/* The same of a file that was asked for by its name, with the others of its model. */
-static int named_complete(const char *dir, const char *name, char ret[PATH_MAX],
+/* The same with the other files of its model. */
+static int model_complete(const char *dir, const char *name, char ret[PATH_MAX],
                           char missing[HUB_FILE_BYTES], struct err *e)
 {
     char part[HUB_FILE_BYTES];
@@ -231,14 +237,14 @@ int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX],
 
     missing[0] = '\0';
     if (h->name.file[0]) {
-        return named_complete(dir, h->name.file, ret, missing, e);
+        return model_complete(dir, h->name.file, ret, missing, e);
     }
     if (model_file_exists(dir, "model.safetensors") || model_file_exists(dir, INDEX)) {
         int rc = path_printf(ret, e, "%s", dir);
         return rc < 0 ? rc : directory_complete(dir, missing, e);
     }
     find_gguf(dir, gguf);
-    return *gguf ? gguf_complete(dir, gguf, ret, e) : lacks(missing, "model.safetensors");
+    return *gguf ? model_complete(dir, gguf, ret, missing, e) : lacks(missing, "model.safetensors");
 }
 
 /* ---- writing ---- */
@@ -271,6 +277,15 @@ static int make_folder(const char *path, struct err *e)
         rc = cannot("make", part, e);
     }
     return rc;
+}
+
+/* Make the folder that `path` is in. */
+static int make_parent(const char *path, struct err *e)
+{
+    char folder[PATH_MAX];
+    int rc = path_printf(folder, e, "%.*s", (int)(strrchr(path, '/') - path), path);
+
+    return rc < 0 ? rc : make_folder(folder, e);
 }
 
 static int make_in(const char *folder, const char *name, struct err *e)
@@ -323,13 +338,20 @@ static int beside(char ret[PATH_MAX], const char *path, struct err *e)
 int hub_cache_link(const struct hub *h, const char *commit, const struct hub_file *f, struct err *e)
 {
     char path[PATH_MAX], fresh[PATH_MAX], target[PATH_MAX], there[PATH_MAX];
+    char up[3 * HUB_FILE_BYTES + 1] = "";
     int rc = path_printf(path, e, "%s/snapshots/%s/%s", h->repo, commit, f->name);
 
+    for (const char *p = strchr(f->name, '/'); p; p = strchr(p + 1, '/')) {
+        strcat(up, "../");
+    }
+    if (rc == 0 && *up) {
+        rc = make_parent(path, e);
+    }
     if (rc == 0) {
         rc = beside(fresh, path, e);
     }
     if (rc == 0) {
-        rc = path_printf(target, e, "../../blobs/%s", f->oid);
+        rc = path_printf(target, e, "%s../../blobs/%s", up, f->oid);
     }
     if (rc < 0) {
         return rc;
@@ -348,17 +370,14 @@ int hub_cache_link(const struct hub *h, const char *commit, const struct hub_fil
 
 int hub_cache_set_ref(const struct hub *h, const char *commit, struct err *e)
 {
-    char path[PATH_MAX], fresh[PATH_MAX], folder[PATH_MAX];
+    char path[PATH_MAX], fresh[PATH_MAX];
 
     if (strcmp(h->name.revision, commit) == 0) {
         return 0;
     }
     int rc = path_printf(path, e, "%s/refs/%s", h->repo, h->name.revision);
     if (rc == 0) {
-        rc = path_printf(folder, e, "%.*s", (int)(strrchr(path, '/') - path), path);
-    }
-    if (rc == 0) {
-        rc = make_folder(folder, e);
+        rc = make_parent(path, e);
     }
     if (rc == 0) {
         rc = beside(fresh, path, e);

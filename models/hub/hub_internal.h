@@ -44,12 +44,14 @@ const char *hub_env(const char *name);
 /* Whether a file of this name may be created in a snapshot: letters, digits, '.', '_',
  * '-', '+', no leading dot, not too long. */
 bool hub_file_name_ok(const char *name);
+/* The same of a GGUF file, which may be in folders: "Q4_0/name-00001-of-00002.gguf". */
+bool hub_gguf_name_ok(const char *name);
 
 /* ---- hub_listing.c: the files of a revision ---- */
 
 /* A file of a repository; its identity is its contents' hash. */
 struct hub_file {
-    char name[HUB_FILE_BYTES]; /* passes hub_file_name_ok */
+    char name[HUB_FILE_BYTES]; /* passes hub_file_name_ok, or hub_gguf_name_ok */
     char oid[HUB_OID_BYTES];   /* hexadecimal: SHA-256 of the contents if lfs, else git's SHA-1 */
     bool lfs;                  /* stored with Git LFS */
     int64_t n_bytes;           /* of the contents */
@@ -57,7 +59,7 @@ struct hub_file {
 
 struct hub_listing {
     char commit[HUB_COMMIT_BYTES]; /* that the revision is, hexadecimal */
-    struct hub_file *file;         /* [n_files] of the top folder that a model may need */
+    struct hub_file *file;         /* [n_files] that a model may need; in folders only GGUF */
     int32_t n_files, cap;          /* files, and how many fit */
 };
 
@@ -72,7 +74,7 @@ const struct hub_file *hub_listing_find(const struct hub_listing *l, const char 
  * is none, or several share that rank. */
 const struct hub_file *hub_listing_gguf(const struct hub_listing *l);
 /* The preference among GGUF files by their names, the lowest first; HUB_NO_GGUF: not a
- * file with a whole model. */
+ * model or the first file of one, or in a folder. */
 enum { HUB_NO_GGUF = INT32_MAX };
 int32_t hub_gguf_rank(const char *name);
 /* The files needed besides the weights, if the model has them; NULL-terminated. */

@@ -52,16 +52,17 @@ int32_t hub_gguf_rank(const char *name)
                                              "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m",
                                              "q4_k_s", "q4_1",   "q4_0"};
 
+    bool several = model_file_parts(name) > 0;
+
     if (!ends_with(name, ".gguf") || strcasestr(name, "mmproj") || strcasestr(name, "imatrix") ||
-        strcasestr(name, "-of-0")) {
+        strchr(name, '/') || (strcasestr(name, "-of-0") && !several)) {
         return HUB_NO_GGUF;
     }
-    for (size_t i = 0; i < ARRAY_LEN(BEST_FIRST); i++) {
-        if (strcasestr(name, BEST_FIRST[i])) {
-            return (int32_t)i;
-        }
+    size_t i = 0;
+    while (i < ARRAY_LEN(BEST_FIRST) && !strcasestr(name, BEST_FIRST[i])) {
+        i++;
     }
-    return ARRAY_LEN(BEST_FIRST);
+    return 2 * (int32_t)i + several; /* one file before several */
 }
 
 const struct hub_file *hub_listing_gguf(const struct hub_listing *l)
@@ -95,8 +96,8 @@ static bool is_of_use(const char *name)
             return true;
         }
     }
-    return hub_file_name_ok(name) && (ends_with(name, ".safetensors") || ends_with(name, ".gguf") ||
-                                      strcmp(name, INDEX) == 0);
+    return hub_gguf_name_ok(name) || (hub_file_name_ok(name) && (ends_with(name, ".safetensors") ||
+                                                                 strcmp(name, INDEX) == 0));
 }
 
 /* "lfs": {"sha256": .., "size": ..} */

@@ -10,7 +10,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
 static void check_file(const struct hub_file *f)
 {
-    if (!hub_file_name_ok(f->name) || strchr(f->name, '/') || f->n_bytes < 0 ||
+    bool plain = hub_file_name_ok(f->name) && !strchr(f->name, '/');
+
+    if (!(plain || hub_gguf_name_ok(f->name)) || f->name[0] == '/' ||
+        strstr(f->name, "..") == f->name || strstr(f->name, "/.") || f->n_bytes < 0 ||
         strlen(f->oid) != (f->lfs ? 64 : 40) ||
         strspn(f->oid, "0123456789abcdef") != strlen(f->oid)) {
         __builtin_trap();

@@ -375,6 +375,36 @@ def test_a_model_in_several_gguf_files(hub, cache, serve):
     fails(serve("quire-test/demo/demo-00001-of-00002.gguf", wait=False), "has no file demo-00002-of-00002.gguf")
 
 
+def test_gguf_files_in_a_folder(hub, cache, serve):
+    """As repositories of large models have them: a folder for each encoding."""
+    names = [f"demo-Q4_K_M-{i}-of-00002.gguf" for i in ("00001", "00002")]
+    hub.files = {n: n.encode() for n in ("demo-Q8_0-00001-of-00002.gguf", *names)}
+    hub.change = lambda siblings: [{**s, "rfilename": ("Q8_0/" if "Q8_0" in s["rfilename"] else "a/Q4_K_M/") + s["rfilename"]}
+                                   for s in siblings]
+    first = "quire-test/demo/a/Q4_K_M/" + names[0]
+    fails(serve(first, wait=False), names[0] + ": not a GGUF file")
+    folder = cache / REPO / "snapshots" / COMMIT / "a" / "Q4_K_M"
+    assert sorted(os.listdir(folder)) == names
+    assert os.readlink(folder / names[1]) == f"../../../../blobs/{lfs_oid(hub, names[1])}"
+    assert {path.partition("/resolve/")[2] for kind, path, _ in hub.requests if kind == "hub" and "/resolve/" in path} == \
+        {f"{COMMIT}/a/Q4_K_M/{n}" for n in names}
+    hub.requests.clear()
+    fails(serve(first, HF_HUB_OFFLINE="1", wait=False), names[0] + ": not a GGUF file")
+    os.unlink(folder / names[1])
+    fails(serve(first, HF_HUB_OFFLINE="1", wait=False), "lacks its a/Q4_K_M/" + names[1])
+    assert hub.requests == []
+    fails(serve(wait=False), "GGUF files in folders", "quire-test/demo/Q8_0/demo-Q8_0-00001-of-00002.gguf")
+    fails(serve("quire-test/demo/Q8_0/demo-Q8_0-00001-of-00002.gguf", wait=False), "has no file Q8_0/demo-Q8_0-00002-of-00002.gguf")
+
+
+def test_several_gguf_files_without_a_name(hub, cache, serve):
+    names = [f"demo-Q8_0-{i}-of-00002.gguf" for i in ("00001", "00002")]
+    hub.files = {n: n.encode() for n in names}
+    fails(serve(wait=False), names[0] + ": not a GGUF file")
+    os.unlink(cache / REPO / "snapshots" / COMMIT / names[1])
+    fails(serve(HF_HUB_OFFLINE="1", wait=False), "lacks its " + names[1])
+
+
 def test_one_gguf_file_of_several(hub, cache, serve):
     hub.files = {n: n.encode() for n in ("demo-Q4_K_M.gguf", "demo-Q8_0.gguf", "demo-mmproj-f16.gguf", "demo-q8_0-00001-of-00002.gguf")}
     fails(serve(wait=False), "demo-Q8_0.gguf")

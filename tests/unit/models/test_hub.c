@@ -33,17 +33,55 @@ static void names_are_taken_apart(void **state)
     check_name("a/b@refs/pr/1", "a/b", "", "refs/pr/1");
     check_name("a/b/c-Q8_0.gguf", "a/b", "c-Q8_0.gguf", "main");
     check_name("a/b/c.GGUF@dev", "a/b", "c.GGUF", "dev");
+    check_name("a/b/UD-Q4_K_XL/c-00001-of-00002.gguf@v1", "a/b", "UD-Q4_K_XL/c-00001-of-00002.gguf",
+               "v1");
+    check_name("a/b/c/d/e.gguf", "a/b", "c/d/e.gguf", "main");
 }
 
 static void other_texts_are_no_names(void **state)
 {
     (void)state;
-    static const char *const TEXTS[] = {
-        "",        "name",   "/a/b",     "a/",           "/b",        "a//b",     "./a",
-        "../a",    "a/..",   "a/b/c",    "a/b/c/d.gguf", "a/b/.gguf", "a/b/../c", "a/b@",
-        "a/b@/x",  "a/b@x/", "a/b@..",   "a/b@x/../y",   "a/b@.x",    "a/b@x//y", "a/b@x/.y",
-        "a/b@x y", "-a/b",   "a/b-",     "a/b.",         "a--b/c",    "a/b..c",   "a b/c",
-        "a/b?c",   "a/b%2f", "~/models", "models/\n",    "a/b@x?y=z", "a\\b/c",   "\xc3\xa9/b"};
+    static const char *const TEXTS[] = {"",
+                                        "name",
+                                        "/a/b",
+                                        "a/",
+                                        "/b",
+                                        "a//b",
+                                        "./a",
+                                        "../a",
+                                        "a/..",
+                                        "a/b/c",
+                                        "a/b/c/d",
+                                        "a/b/.gguf",
+                                        "a/b/../c",
+                                        "a/b@",
+                                        "a/b/../c.gguf",
+                                        "a/b/c//d.gguf",
+                                        "a/b//c.gguf",
+                                        "a/b/./c.gguf",
+                                        "a/b/c/.d.gguf",
+                                        "a/b/c d/e.gguf",
+                                        "a/b@/x",
+                                        "a/b@x/",
+                                        "a/b@..",
+                                        "a/b@x/../y",
+                                        "a/b@.x",
+                                        "a/b@x//y",
+                                        "a/b@x/.y",
+                                        "a/b@x y",
+                                        "-a/b",
+                                        "a/b-",
+                                        "a/b.",
+                                        "a--b/c",
+                                        "a/b..c",
+                                        "a b/c",
+                                        "a/b?c",
+                                        "a/b%2f",
+                                        "~/models",
+                                        "models/\n",
+                                        "a/b@x?y=z",
+                                        "a\\b/c",
+                                        "\xc3\xa9/b"};
     for (size_t i = 0; i < ARRAY_LEN(TEXTS); i++) {
         if (hub_is_name(TEXTS[i])) {
             fail_msg("'%s' passes for a name", TEXTS[i]);
@@ -95,13 +133,18 @@ static void a_list_keeps_what_a_model_needs(void **state)
     (void)state;
     struct hub_listing l;
     assert_int_equal(
-        parse(&l, LIST(FILE_("README.md", "5", "x", "null") "," FILE_(
-                      "config.json", "5", SHA1,
-                      "null") "," FILE_("model.safetensors", "134", SHA1,
-                                        LFS) "," FILE_("onnx/model.safetensors", "1", SHA1, LFS))),
+        parse(&l,
+              LIST(FILE_("README.md", "5", "x", "null") "," FILE_(
+                  "config.json", "5", SHA1,
+                  "null") "," FILE_("model.safetensors", "134", SHA1,
+                                    LFS) "," FILE_("onnx/model.safetensors", "1", SHA1,
+                                                   LFS) "," FILE_("Q8_0/m.gguf", "1", SHA1,
+                                                                  LFS) "," FILE_("../m.gguf", "1",
+                                                                                 SHA1, LFS))),
         0);
     assert_string_equal(l.commit, SHA1);
-    assert_int_equal(l.n_files, 2);
+    assert_int_equal(l.n_files, 3);
+    assert_non_null(hub_listing_find(&l, "Q8_0/m.gguf"));
     const struct hub_file *f = hub_listing_find(&l, "config.json");
     assert_true(f && !f->lfs && f->n_bytes == 5 && strcmp(f->oid, SHA1) == 0);
     f = hub_listing_find(&l, "model.safetensors");
@@ -165,8 +208,13 @@ static void one_gguf_file_is_chosen(void **state)
                "m-q8_0.gguf");
     check_gguf((const char *[]){"m-Q4_0.gguf", "m-Q4_K_M.gguf", NULL}, "m-Q4_K_M.gguf");
     check_gguf(
-        (const char *[]){"mmproj-f16.gguf", "m-Q8_0-00001-of-00002.gguf", "m.imatrix.gguf", NULL},
+        (const char *[]){"mmproj-f16.gguf", "m-Q8_0-00002-of-00002.gguf", "m.imatrix.gguf", NULL},
         NULL);
+    check_gguf((const char *[]){"m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf",
+                                "m-Q4_0.gguf", "f/n-Q8_0.gguf", NULL},
+               "m-Q8_0-00001-of-00002.gguf");
+    check_gguf((const char *[]){"m-Q8_0-00001-of-00002.gguf", "m-Q8_0.gguf", NULL}, "m-Q8_0.gguf");
+    check_gguf((const char *[]){"Q8_0/m-Q8_0.gguf", NULL}, NULL);
     check_gguf((const char *[]){"model.gguf", "config.json", NULL}, "model.gguf");
     check_gguf((const char *[]){"one.gguf", "two.gguf", NULL}, NULL);
     check_gguf((const char *[]){NULL}, NULL);
