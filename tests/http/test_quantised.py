@@ -80,6 +80,11 @@ def gptq(w):
             "g_idx": ("I32", (np.arange(w.shape[1]) // 32).astype(np.int32))}
 
 
+def autoround(w):
+    """As GPTQ's, without an order of columns."""
+    return {name: part for name, part in gptq(w).items() if name != "g_idx"}
+
+
 def compressed(form, **weights):
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"],
@@ -93,6 +98,8 @@ FORMATS = {
              0.15),
     "GPTQ": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False,
                     "sym": True}, 0.15),
+    "AutoRound": (autoround, {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int",
+                              "packing_format": "auto_round:auto_gptq", "autoround_version": "0.8.0"}, 0.15),
 }
 
 
@@ -141,12 +148,12 @@ def test_a_text_is_as_likely_as_with_the_model_itself(start, directories):
     for form, directory in directories.items():
         server = start(*FLAGS, model=directory)
         each[form] = log_probability(server)
-        stored = form if form != "GPTQ" else "INT4"
+        stored = form if form not in ("GPTQ", "AutoRound") else "INT4"
         ways = ["56 of %s by %s" % (stored, way) for way in ("int8", "plain loops")]
         assert any(way in server.log for way in ways)
         print(form, "moves the mean log-probability by", each[form] - exact)
         assert abs(each[form] - exact) < FORMATS[form][2]
-    assert each["GPTQ"] == each["INT4"]  # the same codes and scales in another order
+    assert each["GPTQ"] == each["AutoRound"] == each["INT4"]  # the same codes and scales in another order
 
 
 def int8_at_load(w, group, zeros):

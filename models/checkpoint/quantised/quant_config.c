@@ -30,10 +30,11 @@ struct raw_group {
     struct quant_names targets;
 };
 
-/* Rules of GPTQ's `dynamic`, neighbours that say the same: what they set in place of
- * what holds for all. */
+/* Rules of GPTQ's `dynamic` and of AutoRound's `extra_config`, those together that say
+ * the same: what they set in place of what holds for all. */
 struct raw_rule {
-    bool left_alone; /* "-:": the modules are not quantised */
+    bool left_alone; /* the modules are not quantised */
+    bool exact;      /* the targets are names, not patterns */
     bool has_sym, asymmetric;
     int64_t bits, group_size; /* 0: not given */
     struct quant_names targets;
@@ -42,15 +43,16 @@ struct raw_rule {
 /* The members of all methods, as they are written; "" and 0: not given. */
 struct raw_quant {
     char method[32], format[32], algo[32], version[16], activations[16], checkpoint_format[16];
-    char float_type[16]; /* fp8's "fmt" */
+    char float_type[16];                          /* fp8's "fmt" */
+    char packing[40], backend[40], data_type[16]; /* AutoRound's; `backend` of older files */
     int64_t bits, group_size, block[2];
     bool zero_point; /* AWQ */
     bool asymmetric; /* GPTQ: sym is false */
     bool sparse;     /* compressed-tensors: weights are sparse as well */
-    bool transforms; /* compressed-tensors: weights are rotated */
+    bool transforms; /* compressed-tensors, AutoRound: weights are rotated */
     struct raw_group group[QUANT_MAX_GROUPS];
     int32_t n_groups;
-    struct raw_rule rule[QUANT_MAX_GROUPS - 1]; /* GPTQ, the first that matches holds */
+    struct raw_rule rule[QUANT_MAX_GROUPS - 1]; /* the first that matches holds */
     int32_t n_rules;
     struct quant_names ignored;
 };
@@ -237,9 +239,11 @@ static bool read_sym(struct json *j, bool *ret_asymmetric)
     return !j->failed;
 }
 
-/* What a rule of `dynamic` sets; other members bear on how weights were rounded. */
+/* What a rule sets; other members bear on how weights were rounded. */
 static bool read_settings(struct json *j, struct raw_rule *rule)
 {
+    char type[16] = "int";
+
     if (json_peek(j) != JSON_OBJECT) {
         return read_no(j, "an object");
     }
@@ -252,27 +256,46 @@ static bool read_settings(struct json *j, struct raw_rule *rule)
         } else if (json_key_is(j, "sym")) {
             rule->has_sym = json_peek(j) == JSON_BOOL;
             read_sym(j, &rule->asymmetric);
+        } else if (json_key_is(j, "data_type")) {
+            read_text(j, type, sizeof(type));
         } else {
             json_skip(j);
         }
+    }
+    if (!j->failed && rule->bits <= 8 && strcmp(type, "int") != 0) {
+        return json_fail(j, "%s: data_type '%s', supported is int", KEY, type);
     }
     return !j->failed;
 }
 
 static bool same_settings(const struct raw_rule *a, const struct raw_rule *b)
 {
-    return a->left_alone == b->left_alone && a->has_sym == b->has_sym &&
+    return a->left_alone == b->left_alone && a->exact == b->exact && a->has_sym == b->has_sym &&
            a->asymmetric == b->asymmetric && a->bits == b->bits && a->group_size == b->group_size;
+}
+
+/* The rule that the name of another one with these settings may be added to: the last
+ * one, as the order of patterns counts, or any one of names. NULL: there is none. */
+static struct raw_rule *rule_like(struct raw_quant *r, const struct raw_rule *rule)
+{
+    int32_t first = rule->exact ? 0 : MAX(r->n_rules - 1, 0);
+
+    for (int32_t i = first; i < r->n_rules; i++) {
+        if (same_settings(&r->rule[i], rule)) {
+            return &r->rule[i];
+        }
+    }
+    return NULL;
 }
 
 /* Append a rule of the modules that `name` matches. */
 static bool add_rule(struct json *j, struct raw_quant *r, const struct raw_rule *rule,
                      const char *name)
 {
-    struct raw_rule *last = r->n_rules > 0 ? &r->rule[r->n_rules - 1] : NULL;
+    struct raw_rule *last = rule_like(r, rule);
     struct err full;
 
-    if (!last || !same_settings(last, rule)) {
+    if (!last) {
         if (r->n_rules == QUANT_MAX_GROUPS - 1) {
             return json_fail(j, "%s: more than %d different rules of modules", KEY,
                              QUANT_MAX_GROUPS - 1);
@@ -308,6 +331,35 @@ static bool read_rules(struct json *j, struct raw_quant *r)
     return !j->failed;
 }
 
+/* AutoRound's `extra_config`: settings of modules by their names, or by regular
+ * expressions that match anywhere in them. */
+static bool read_extra(struct json *j, struct raw_quant *r)
+{
+    char name[QUANT_NAME_BYTES];
+
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        struct raw_rule rule = {.exact = !strpbrk(j->key, "*?+^$|()[]\\")};
+        int len = snprintf(name, sizeof(name), rule.exact ? "%s" : "re:.*(?:%s)", j->key);
+        if (len >= (int)sizeof(name)) {
+            return json_fail(j, "%s: a rule is longer than %d bytes", KEY, QUANT_NAME_BYTES - 10);
+        }
+        if (!read_settings(j, &rule)) {
+            return false;
+        }
+        if (rule.bits > 8) {
+            rule = (struct raw_rule){.left_alone = true, .exact = rule.exact};
+        }
+        if (!add_rule(j, r, &rule, name)) {
+            return false;
+        }
+    }
+    return !j->failed;
+}
+
 static bool read_list(struct json *j, struct raw_quant *r)
 {
     if (json_key_is(j, "ignore") || json_key_is(j, "modules_to_not_convert") ||
@@ -320,8 +372,11 @@ static bool read_list(struct json *j, struct raw_quant *r)
     if (json_key_is(j, "sparsity_config")) {
         return read_sparsity(j, &r->sparse);
     }
-    if (json_key_is(j, "transform_config")) {
+    if (json_key_is(j, "transform_config") || json_key_is(j, "rotation_config")) {
         return read_presence(j, &r->transforms);
+    }
+    if (json_key_is(j, "extra_config")) {
+        return read_extra(j, r);
     }
     if (json_key_is(j, "dynamic")) {
         return read_rules(j, r);
@@ -341,7 +396,10 @@ static bool read_member(struct json *j, struct raw_quant *r)
                  {"version", r->version, sizeof(r->version)},
                  {"activation_scheme", r->activations, sizeof(r->activations)},
                  {"checkpoint_format", r->checkpoint_format, sizeof(r->checkpoint_format)},
-                 {"fmt", r->float_type, sizeof(r->float_type)}};
+                 {"fmt", r->float_type, sizeof(r->float_type)},
+                 {"packing_format", r->packing, sizeof(r->packing)},
+                 {"backend", r->backend, sizeof(r->backend)},
+                 {"data_type", r->data_type, sizeof(r->data_type)}};
 
     if (json_key_is(j, "version") && json_peek(j) != JSON_STRING) {
         return json_skip(j); /* AWQ's has a meaning, and is a text */
@@ -567,14 +625,17 @@ static int integer_scheme(const struct raw_quant *r, enum quant_method m, int64_
     return group_size(size, &ret->group_cols, e);
 }
 
-/* GPTQ's rules as groups, in front of the one of all modules. */
+/* Rules as groups, those of names first, in front of the one of all modules. */
 static int rules(struct raw_quant *r, struct quant_config *ret, struct err *e)
 {
     int rc = 0;
 
     ret->n_groups = 0;
-    for (int32_t i = 0; i < r->n_rules && rc == 0; i++) {
-        struct raw_rule *rule = &r->rule[i];
+    for (int32_t k = 0; k < 2 * r->n_rules && rc == 0; k++) {
+        struct raw_rule *rule = &r->rule[k % r->n_rules];
+        if (rule->exact != (k < r->n_rules)) {
+            continue;
+        }
         struct quant_group *g = &ret->group[ret->n_groups++];
         *g = (struct quant_group){.left_alone = rule->left_alone, .targets = rule->targets};
         rule->targets = (struct quant_names){0};
@@ -599,7 +660,7 @@ static int integers(struct raw_quant *r, struct quant_config *ret, struct err *e
                        r->checkpoint_format);
     }
     ret->stores_less_one = !awq && strcmp(r->checkpoint_format, "gptq_v2") != 0;
-    int rc = awq ? 0 : rules(r, ret, e);
+    int rc = rules(r, ret, e);
     return rc < 0 ? rc
                   : integer_scheme(r, ret->method, r->bits, r->group_size,
                                    awq ? r->zero_point : r->asymmetric,
@@ -621,6 +682,46 @@ static int modelopt(const struct raw_quant *r, struct quant_scheme *ret, struct 
                    r->algo);
 }
 
+/* AutoRound packs as others do: *r as if one of them had written it. */
+static int autoround(struct raw_quant *r, struct err *e)
+{
+    static const char NAME[] = "auto_round:";
+    static const struct {
+        const char *packing, *method, *checkpoint_format;
+    } AS[] = {{"auto_gptq", "gptq", ""},
+              {"gptq", "gptq", ""},
+              {"gptqmodel", "gptq", "gptq_v2"},
+              {"auto_awq", "awq", ""},
+              {"awq", "awq", ""}};
+    const char *packing = r->packing;
+
+    if (!*packing) {
+        packing = strncmp(r->backend, NAME, strlen(NAME)) == 0 ? r->backend : "auto_round:gptq";
+    }
+    if (r->data_type[0] && strcmp(r->data_type, "int") != 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: data_type '%s', supported is int", KEY,
+                       r->data_type);
+    }
+    if (r->transforms) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: rotation_config is not supported", KEY);
+    }
+    const char *word = strncmp(packing, NAME, strlen(NAME)) == 0 ? packing + strlen(NAME) : "";
+    size_t len = strcspn(word, ":"); /* in older files a kernel's name follows */
+    for (size_t i = 0; i < ARRAY_LEN(AS); i++) {
+        if (strlen(AS[i].packing) == len && memcmp(word, AS[i].packing, len) == 0) {
+            strcpy(r->method, AS[i].method);
+            strcpy(r->checkpoint_format, AS[i].checkpoint_format);
+            r->version[0] = '\0'; /* of the tool */
+            r->zero_point = r->asymmetric;
+            return 0;
+        }
+    }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s: auto-round of packing_format '%s', supported are auto_round:auto_gptq, "
+                   "auto_round:gptqmodel and auto_round:auto_awq",
+                   KEY, packing);
+}
+
 static int find_method(const struct raw_quant *r, enum quant_method *ret, struct err *e)
 {
     for (size_t i = 0; i < ARRAY_LEN(METHODS); i++) {
@@ -631,15 +732,18 @@ static int find_method(const struct raw_quant *r, enum quant_method *ret, struct
     }
     return err_set(e, ERR_UNSUPPORTED,
                    "%s: quant_method '%s', supported are compressed-tensors, fp8, gptq, awq, "
-                   "modelopt, mxfp4",
+                   "modelopt, mxfp4, auto-round",
                    KEY, r->method);
 }
 
 /* *ret of *r, whose lists it takes over. */
 static int derive(struct raw_quant *r, struct quant_config *ret, struct err *e)
 {
-    int rc = find_method(r, &ret->method, e);
+    bool by_autoround =
+        strcmp(r->method, "auto-round") == 0 || strcmp(r->method, "intel/auto-round") == 0;
+    int rc = by_autoround ? autoround(r, e) : 0;
 
+    rc = rc < 0 ? rc : find_method(r, &ret->method, e);
     if (rc < 0) {
         return rc;
     }

@@ -19,7 +19,7 @@ enum quant_method {
 };
 
 enum {
-    QUANT_MAX_GROUPS = 64,   /* config_groups, rules of GPTQ */
+    QUANT_MAX_GROUPS = 64,   /* config_groups, rules of GPTQ and AutoRound */
     QUANT_MAX_NAMES = 4096,  /* of one list */
     QUANT_MAX_PATTERNS = 64, /* of them, regular expressions */
     QUANT_NAME_BYTES = 256,  /* of one of its names */
@@ -42,7 +42,7 @@ struct quant_scheme {
 struct quant_group {
     struct quant_scheme scheme;
     struct quant_names targets; /* "Linear", names, or patterns after "re:" */
-    bool left_alone;            /* GPTQ: these modules are not quantised */
+    bool left_alone;            /* GPTQ, AutoRound: these modules are not quantised */
 };
 
 struct quant_config {

@@ -190,6 +190,7 @@ static void try(const char *config, const struct part *p, const char *why)
     "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}"
 #define INT4_G32 "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\",\"group_size\":32"
 #define INT8_CHANNEL "\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\""
+#define AUTOROUND "{\"quant_method\":\"auto-round\",\"bits\":4,\"group_size\":8,\"sym\":true"
 #define GPTQ "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"sym\":true}"
 
 static const uint8_t BYTES[4096];
@@ -249,6 +250,13 @@ static void configurations_are_checked(void **state)
          "a must be an object"},
         {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"marlin\"}", "'marlin'"},
         {"{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}", "8 bits"},
+        {AUTOROUND ",\"packing_format\":\"auto_round:llm_compressor\"}",
+         "'auto_round:llm_compressor'"},
+        {AUTOROUND ",\"packing_format\":\"auto_round\"}", "packing_format 'auto_round'"},
+        {AUTOROUND ",\"data_type\":\"mx_fp\"}", "data_type 'mx_fp'"},
+        {AUTOROUND ",\"extra_config\":{\"a\":{\"data_type\":\"nv_fp\"}}}", "data_type 'nv_fp'"},
+        {AUTOROUND ",\"extra_config\":{\"a\":{\"bits\":2}}}", "2 bits"},
+        {AUTOROUND ",\"rotation_config\":{\"block_size\":32}}", "rotation_config"},
         {"{\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"}", "version 'gemv'"},
         {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A8_AWQ\"}", "quant_algo 'W4A8_AWQ'"},
         {"{\"quant_method\":\"compressed-tensors\"}", "config_groups is missing"},
@@ -338,6 +346,64 @@ static void the_first_rule_of_gptq_that_matches_holds(void **state)
         assert_int_equal(s.zeros, cases[i].zeros);
     }
     quant_config_release(&q);
+}
+
+/* Names count before patterns, which match anywhere. */
+static void autoround_packs_as_gptq_or_awq_does(void **state)
+{
+    (void)state;
+    static const char FORM[] =
+        "{\"quantization_config\":{\"quant_method\":\"%s\",\"bits\":4,\"group_size\":128,"
+        "\"sym\":%s,\"data_type\":\"int\",%s,\"extra_config\":{"
+        "\".*layers\\\\.1\\\\..*\":{\"bits\":16},\"down.*\":{\"group_size\":32},"
+        "\"layers.0.a\":{\"bits\":16,\"data_type\":\"float\"},"
+        "\"layers.1.b\":{\"group_size\":64,\"sym\":false},\"layers.0.c\":{\"bits\":16}}}}";
+    const struct {
+        const char *method, *sym, *more;
+        enum quant_method read_as;
+        bool less_one, zeros;
+    } files[] = {{"auto-round", "true", "\"packing_format\":\"auto_round:auto_gptq\"", QUANT_GPTQ,
+                  true, false},
+                 {"auto-round", "true", "\"backend\":\"auto\"", QUANT_GPTQ, true, false},
+                 {"intel/auto-round", "true", "\"backend\":\"auto_round:gptq:exllamav2\"",
+                  QUANT_GPTQ, true, false},
+                 {"auto-round", "false", "\"packing_format\":\"auto_round:gptqmodel\"", QUANT_GPTQ,
+                  false, true},
+                 {"auto-round", "false", "\"packing_format\":\"auto_round:auto_awq\"", QUANT_AWQ,
+                  false, true},
+                 {"auto-round", "true", "\"packing_format\":\"auto_round:auto_awq\"", QUANT_AWQ,
+                  false, false}};
+    const struct {
+        const char *module;
+        int32_t cols; /* 0: left alone */
+        int8_t zeros; /* -1: as all */
+    } cases[] = {{"layers.0.a", 0, 0},          {"layers.0.c", 0, 0}, {"layers.0.b", 128, -1},
+                 {"layers.1.b", 64, 1},         {"layers.1.c", 0, 0}, {"layers.10.c", 128, -1},
+                 {"layers.2.down_proj", 32, -1}};
+    struct quant_config q;
+    struct quant_scheme s;
+    bool found;
+    struct err e;
+    char text[1024];
+
+    for (size_t f = 0; f < ARRAY_LEN(files); f++) {
+        int len = snprintf(text, sizeof(text), FORM, files[f].method, files[f].sym, files[f].more);
+        if (quant_config_parse(&q, &found, text, (size_t)len, &e) < 0) {
+            fail_msg("%s: %s", text, e.text);
+        }
+        assert_int_equal(q.method, files[f].read_as);
+        assert_int_equal(q.stores_less_one, files[f].less_one);
+        for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+            int rc = quant_config_scheme(&q, cases[i].module, &s, &e);
+            assert_int_equal(rc, cases[i].cols > 0 ? 0 : ERR_INVALID);
+            if (rc == 0) {
+                assert_int_equal(s.format, FORMAT_INT4);
+                assert_int_equal(s.group_cols, cases[i].cols);
+                assert_int_equal(s.zeros, cases[i].zeros < 0 ? files[f].zeros : cases[i].zeros);
+            }
+        }
+        quant_config_release(&q);
+    }
 }
 
 /* As Kimi-K2.5's has it; that of the whole counts first. */
@@ -632,6 +698,7 @@ int main(void)
         cmocka_unit_test(configurations_are_checked),
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
         cmocka_unit_test(the_first_rule_of_gptq_that_matches_holds),
+        cmocka_unit_test(autoround_packs_as_gptq_or_awq_does),
         cmocka_unit_test(a_text_part_may_have_the_configuration),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
