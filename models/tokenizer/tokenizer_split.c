@@ -4,8 +4,8 @@
  * Regular expressions come from the model's files and run over clients' text. PCRE2
  * runs them, compiled by its JIT, under a match limit: an expression that backtracks
  * without end is an error of that request, not a stalled thread. The files use
- * Oniguruma's dialect, in which \s and \w stand for other characters than in PCRE2;
- * they are replaced by explicit classes.
+ * Oniguruma's dialect, in which \s, \w and scripts stand for other characters than in
+ * PCRE2, and classes have intersections; these are written out.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -42,46 +42,141 @@ static const char *written_out(char escape, bool in_class)
     }
 }
 
-/* Write the expression with its escapes replaced into ret[TOKENIZER_PATTERN_BYTES * 2];
- * returns its length, or -1: too long. */
-static int rewrite(const char *in, size_t len, char *ret)
+/* An expression that is being written. */
+struct rewritten {
+    char text[TOKENIZER_PATTERN_BYTES * 2]; /* [n] */
+    size_t n;
+    bool full;
+};
+
+static void put(struct rewritten *w, const char *text, size_t len)
 {
-    size_t n = 0;
+    w->full = w->full || len > sizeof(w->text) - w->n;
+    if (!w->full) {
+        memcpy(w->text + w->n, text, len);
+        w->n += len;
+    }
+}
+
+/* A script by its name, as in \p{Han}: PCRE2 from 10.40 on takes it for the characters
+ * that are used with the script, Oniguruma for those of it. */
+static bool put_script(struct rewritten *w, const char *in, size_t len)
+{
+    static const char *const SCRIPTS[] = {
+        "Han",    "Hiragana", "Katakana", "Hangul", "Bopomofo",   "Latin",   "Greek", "Cyrillic",
+        "Arabic", "Hebrew",   "Thai",     "Lao",    "Devanagari", "Bengali", "Tamil", "Telugu"};
+    const char *end = memchr(in, '}', len);
+
+    if (PCRE2_MAJOR * 100 + PCRE2_MINOR < 1040 || len < 4 || (in[1] != 'p' && in[1] != 'P') ||
+        in[2] != '{' || !end) {
+        return false;
+    }
+    bool not = in[3] == '^';
+    const char *name = in + 3 + not ;
+    for (size_t i = 0; i < ARRAY_LEN(SCRIPTS); i++) {
+        if (strlen(SCRIPTS[i]) == (size_t)(end - name) &&
+            memcmp(name, SCRIPTS[i], (size_t)(end - name)) == 0) {
+            put(w, in, 3 + not );
+            put(w, "sc:", 3);
+            put(w, name, (size_t)(end + 1 - name));
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Write one character or escape; returns the bytes read. */
+static size_t put_one(struct rewritten *w, const char *in, size_t len, bool in_class)
+{
+    if (in[0] != '\\' || len < 2) {
+        put(w, in, 1);
+        return 1;
+    }
+    if (put_script(w, in, len)) {
+        return (size_t)((const char *)memchr(in, '}', len) + 1 - in);
+    }
+    const char *other = written_out(in[1], in_class);
+    put(w, other ? other : in, other ? strlen(other) : 2);
+    return 2;
+}
+
+/* The bytes of a class's inside up to one of `ends`, none of them escaped. */
+static size_t class_span(const char *in, size_t len, const char *ends)
+{
+    size_t i = 0;
+
+    while (i < len &&
+           !(strchr(ends, in[i]) && (in[i] != '&' || (i + 1 < len && in[i + 1] == '&')))) {
+        i += in[i] == '\\' ? 2 : 1;
+    }
+    return MIN(i, len);
+}
+
+/* The intersection of two classes, which PCRE2 lacks: [a&&[^b]] and [a&&b] become
+ * (?:(?![b])[a]) and (?:(?=[b])[a]). Returns the bytes read; 0: it is none; -1: of
+ * another form. */
+static int64_t put_intersection(struct rewritten *w, const char *in, size_t len)
+{
+    size_t a = class_span(in + 1, len - 1, "&[]"), at = 1 + a + 2;
+
+    if (at > len || in[1 + a] != '&') {
+        return 0;
+    }
+    bool nested = at < len && in[at] == '[';
+    bool not = nested && at + 1 < len && in[at + 1] == '^';
+    const char *b = in + at + nested + not ;
+    size_t n = class_span(b, (size_t)(in + len - b), "&[]"), end = (size_t)(b - in) + n;
+    if (a == 0 || in[1] == '^' || n == 0 || end + 1 + nested > len ||
+        memcmp(in + end, "]]", 1 + (size_t)nested) != 0) {
+        return -1;
+    }
+    put(w, not ? "(?:(?![" : "(?:(?=[", 7);
+    for (size_t i = 0; i < n;) {
+        i += put_one(w, b + i, n - i, true);
+    }
+    put(w, "])[", 3);
+    for (size_t i = 0; i < a;) {
+        i += put_one(w, in + 1 + i, a - i, true);
+    }
+    put(w, "])", 2);
+    return (int64_t)(end + 1 + nested);
+}
+
+/* Write the expression with what PCRE2 reads in another way replaced. */
+static int rewrite(struct rewritten *w, const char *in, size_t len, struct err *e)
+{
     bool in_class = false;
 
-    for (size_t i = 0; i < len; i++) {
-        const char *put = in + i;
-        size_t put_len = 1;
-        if (in[i] == '\\' && i + 1 < len) {
-            const char *other = written_out(in[++i], in_class);
-            put_len = other ? strlen(other) : 2;
-            put = other ? other : put;
-        } else if (in[i] == '[') {
-            in_class = true;
-        } else if (in[i] == ']') {
-            in_class = false;
+    for (size_t i = 0; i < len;) {
+        int64_t n = in[i] == '[' && !in_class ? put_intersection(w, in + i, len - i) : 0;
+        if (n < 0) {
+            return err_set(e, ERR_INVALID,
+                           "the regular expression \"%.100s\" has an intersection (&&) that is "
+                           "not [a&&b] or [a&&[^b]]",
+                           in);
         }
-        if (n + put_len > TOKENIZER_PATTERN_BYTES * 2) {
-            return -1;
+        if (n == 0) {
+            in_class = in[i] == '[' || (in_class && in[i] != ']');
+            n = (int64_t)put_one(w, in + i, len - i, in_class);
         }
-        memcpy(ret + n, put, put_len);
-        n += put_len;
+        i += (size_t)n;
     }
-    return (int)n;
+    return w->full ? err_set(e, ERR_INVALID, "a regular expression is longer than %d bytes",
+                             TOKENIZER_PATTERN_BYTES)
+                   : 0;
 }
 
 int pattern_compile(struct pattern *p, const char *regex, size_t len, struct err *e)
 {
-    char text[TOKENIZER_PATTERN_BYTES * 2];
-    int n = rewrite(regex, len, text), code;
+    struct rewritten w = {.n = 0};
+    int code, rc = rewrite(&w, regex, len, e);
     PCRE2_SIZE at;
 
-    if (n < 0) {
-        return err_set(e, ERR_INVALID, "a regular expression is longer than %d bytes",
-                       TOKENIZER_PATTERN_BYTES);
+    if (rc < 0) {
+        return rc;
     }
     *p = (struct pattern){.scan = scan_for(regex, len)};
-    p->code = pcre2_compile((PCRE2_SPTR)text, (size_t)n,
+    p->code = pcre2_compile((PCRE2_SPTR)w.text, w.n,
                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
                             &code, &at, NULL);
     if (!p->code) {

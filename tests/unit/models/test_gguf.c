@@ -825,7 +825,8 @@ static void words_end_as_the_vocabularys_kind_says(void **state)
                  {"solar-open", {ONES, TOGETHER}},   {"youtu", {ONES, TOGETHER}},
                  {"exaone-moe", {ONES, TOGETHER}},   {"mellum", {FIVE, APART}},
                  {"mellum2", {ONES, APART}},         {"deepseek-llm", {FIVE, APART}},
-                 {"deepseek-coder", {ONES, APART}},  {"falcon", {THREE, TWO, APART}}};
+                 {"deepseek-coder", {ONES, APART}},  {"falcon", {THREE, TWO, APART}},
+                 {"kimi-k2", {THREE, TWO, TOGETHER}}};
 #undef ONES
 #undef APART
 #undef TOGETHER

@@ -447,6 +447,60 @@ static void an_expression_that_backtracks_without_end_is_an_error(void **state)
     tokenizer_free(t);
 }
 
+/* Intersections of classes, and scripts, as the library tokenizers splits by them: the
+ * comma of U+3001 is used with Han, and of no script itself. */
+static void classes_are_those_of_oniguruma(void **state)
+{
+    (void)state;
+    static const char JSON[] =
+        "{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
+        "\"pattern\":{\"Regex\":\"%s\"},\"behavior\":\"Isolated\"},{\"type\":\"ByteLevel\","
+        "\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
+        "\"vocab\":{\"a\":0,\"b\":1,\"\u00e4\":2,\"\u00bd\":3,\"\u0142\":4,\"\u00e3\":5,"
+        "\"\u0122\":6,\"\u0123\":7,\"a\u00e4\":8,\"\u0142\u00e4\":9,\"\u0123\u00e4\":10,\"ab\":11,"
+        "\"\u0142a\":12,\"1\":13,\"a1\":14},\"merges\":[\"a \u00e4\",\"\u0142 \u00e4\","
+        "\"\u0123 \u00e4\",\"a b\",\"\u0142 a\",\"a 1\"]}}";
+    static const char TEXT[] = "a\u4f60\u4f60a\u3001\u4f60ab1";
+    static const struct {
+        const char *regex;
+        int32_t want[17]; /* up to -1; none: the expression is refused */
+    } CASES[] = {
+        {"[\\\\p{Han}]+|[\\\\p{L}&&[^\\\\p{Han}]]+|\\\\p{N}",
+         {0, 2, 3, 9, 3, 4, 0, 5, 6, 7, 2, 3, 4, 11, 13, -1}},
+        {"[\\\\p{L}&&\\\\p{Han}]+|.", {0, 2, 3, 9, 3, 4, 0, 5, 6, 7, 2, 3, 4, 0, 1, 13, -1}},
+        {"[\\\\p{L}\\\\p{N}&&[^ab]]+|[ab]+", {0, 2, 3, 9, 3, 4, 0, 5, 6, 7, 2, 3, 4, 11, 13, -1}},
+        {"[\\\\w&&[^\\\\d]]+", {8, 3, 9, 3, 12, 5, 6, 7, 2, 3, 4, 11, 13, -1}},
+        {"\\\\P{Han}+", {0, 2, 3, 9, 3, 4, 0, 5, 6, 7, 2, 3, 4, 11, 13, -1}},
+        {"\\\\p{^Han}+", {0, 2, 3, 9, 3, 4, 0, 5, 6, 7, 2, 3, 4, 11, 13, -1}},
+        {"[ab&&]", {-1}},
+        {"[^a&&[^b]]", {-1}},
+        {"[ab&&b&&a]", {-1}},
+        {"[ab&&[b]a]", {-1}}};
+    char text[1024];
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct tokenizer *t = NULL;
+        struct token_list l = {0};
+        struct err e = {0};
+        int32_t n = 0, len = snprintf(text, sizeof(text), JSON, CASES[i].regex);
+        int rc = tokenizer_open_json(&t, text, (size_t)len, &e);
+        while (CASES[i].want[n] >= 0) {
+            n++;
+        }
+        if (n == 0) {
+            assert_int_equal(rc, ERR_INVALID);
+            assert_non_null(strstr(e.text, "intersection"));
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_int_equal(tokenizer_encode(t, TEXT, strlen(TEXT), false, 1000, &l, &e), 0);
+        assert_int_equal(l.n, n);
+        assert_memory_equal(l.id, CASES[i].want, (size_t)n * sizeof(*l.id));
+        token_list_release(&l);
+        tokenizer_free(t);
+    }
+}
+
 /* ---- short and long words, scanners and PCRE2 ---- */
 
 /* A word by the definition: repeatedly merge the leftmost pair of the lowest rank. */
@@ -926,6 +980,7 @@ int main(void)
         cmocka_unit_test(a_megabyte_of_anything_is_encoded),
         cmocka_unit_test(a_megabyte_of_marks_is_normalized),
         cmocka_unit_test(an_expression_that_backtracks_without_end_is_an_error),
+        cmocka_unit_test(classes_are_those_of_oniguruma),
         cmocka_unit_test(long_and_short_words_merge_alike),
         cmocka_unit_test(scanners_split_as_pcre2_does),
         cmocka_unit_test(threads_share_one_tokenizer),
