@@ -258,14 +258,20 @@ static bool is_last_stage(const struct runner *r)
     return !r->place || pipeline_is_last(&r->place->at);
 }
 
+static int limits_of(const struct runner *r, struct executor_info *x, const struct settings *s,
+                     const struct model_config *c, bool gpu, struct err *e)
+{
+    return r->target ? runner_draft_limits(x, s, c, r->target, gpu, e)
+                     : runner_limits(x, s, c, gpu, e);
+}
+
 /* Opens the named backend with the limits of its kind. */
 static int open_backend(struct runner *r, const char *name, const struct settings *s,
                         const struct model_config *c, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     bool gpu = strcmp(name, "cpu") != 0;
-    int rc = r->target ? runner_draft_limits(x, s, c, r->target, gpu, e)
-                       : runner_limits(x, s, c, gpu, e);
+    int rc = limits_of(r, x, s, c, gpu, e);
 
     if (rc < 0) {
         return rc;
@@ -297,6 +303,11 @@ static int choose_backend(struct runner *r, const struct settings *s, const stru
         if ((rc == ERR_UNSUPPORTED || rc == ERR_NOT_FOUND) && e && e->param[0] == '\0') {
             snprintf(e->param, sizeof(e->param), "device");
         }
+        return rc;
+    }
+    struct executor_info on_cpu = r->base.info;
+    int rc = limits_of(r, &on_cpu, s, c, false, e);
+    if (rc < 0) { /* no matter of the device */
         return rc;
     }
     struct err why = {0};

@@ -158,6 +158,14 @@ def test_refused(tmp_path, start, name):
     assert len(lines[0]) < 1000 and not re.search(r"0x[0-9a-f]{6}", lines[0])
 
 
+def test_a_limit_of_the_model_is_told_alone(start):
+    """Nothing is said of a GPU, which such a setting has nothing to do with."""
+    server = start("--device", "auto", "--max-model-len", "100000", model=DEMO, wait=False)
+    assert server.process.wait(PATIENCE_S) == 1
+    assert "max_model_len is 100000, but the model was made for" in server.log
+    assert "GPU" not in server.log
+
+
 def test_weights_beyond_the_memory_are_refused_before_they_fill_it(tmp_path, start):
     directory = tmp_path / "model"
     shutil.copytree(DEMO, directory)
