@@ -11,7 +11,7 @@
  *     input_scale      of activations
  *
  * Sources: compressed-tensors' compressors, ModelOpt's export, OCP Microscaling 1.0.
- * / */
+ */
 #include <string.h>
 
 #include "models/checkpoint/quantised/quantised_internal.h"

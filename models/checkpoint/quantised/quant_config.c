@@ -46,10 +46,11 @@ struct raw_quant {
     char float_type[16];                          /* fp8's "fmt" */
     char packing[40], backend[40], data_type[16]; /* AutoRound's; `backend` of older files */
     int64_t bits, group_size, block[2];
-    bool zero_point; /* AWQ */
-    bool asymmetric; /* GPTQ: sym is false */
-    bool sparse;     /* compressed-tensors: weights are sparse as well */
-    bool transforms; /* compressed-tensors, AutoRound: weights are rotated */
+    char other_algo[32]; /* ModelOpt: of a layer, the first that is not known; "": none */
+    bool zero_point;     /* AWQ */
+    bool asymmetric;     /* GPTQ: sym is false */
+    bool sparse;         /* compressed-tensors: weights are sparse as well */
+    bool transforms;     /* compressed-tensors, AutoRound: weights are rotated */
     struct raw_group group[QUANT_MAX_GROUPS];
     int32_t n_groups;
     struct raw_rule rule[QUANT_MAX_GROUPS - 1]; /* the first that matches holds */
@@ -360,6 +361,43 @@ static bool read_extra(struct json *j, struct raw_quant *r)
     return !j->failed;
 }
 
+/* ModelOpt's `quantized_layers`: each layer's algorithm, which is seen from its tensors
+ * if it is one of those that are known. */
+static bool read_layers(struct json *j, struct raw_quant *r)
+{
+    static const char *const KNOWN[] = {"FP8", "NVFP4", "W4A16_NVFP4", "UNQUANTIZED", "NONE", ""};
+
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        char algo[32] = "";
+        int64_t group = 16;
+        bool known = false;
+        if (json_peek(j) != JSON_OBJECT) {
+            return read_no(j, "an object");
+        }
+        json_enter_object(j);
+        while (json_next_member(j)) {
+            if (json_key_is(j, "quant_algo")) {
+                read_text(j, algo, sizeof(algo));
+            } else if (json_key_is(j, "group_size")) {
+                read_count(j, &group);
+            } else {
+                json_skip(j);
+            }
+        }
+        for (size_t i = 0; i < ARRAY_LEN(KNOWN); i++) {
+            known = known || strcmp(algo, KNOWN[i]) == 0;
+        }
+        if (!known || (strstr(algo, "NVFP4") && group != 16)) {
+            snprintf(r->other_algo, sizeof(r->other_algo), "%s", algo);
+        }
+    }
+    return !j->failed;
+}
+
 static bool read_list(struct json *j, struct raw_quant *r)
 {
     if (json_key_is(j, "ignore") || json_key_is(j, "modules_to_not_convert") ||
@@ -374,6 +412,9 @@ static bool read_list(struct json *j, struct raw_quant *r)
     }
     if (json_key_is(j, "transform_config") || json_key_is(j, "rotation_config")) {
         return read_presence(j, &r->transforms);
+    }
+    if (json_key_is(j, "quantized_layers")) {
+        return read_layers(j, r);
     }
     if (json_key_is(j, "extra_config")) {
         return read_extra(j, r);
@@ -667,19 +708,27 @@ static int integers(struct raw_quant *r, struct quant_config *ret, struct err *e
                                    &ret->group[ret->n_groups - 1].scheme, e);
 }
 
-static int modelopt(const struct raw_quant *r, struct quant_scheme *ret, struct err *e)
+static int modelopt(const struct raw_quant *r, struct quant_config *ret, struct err *e)
 {
-    if (strcmp(r->algo, "FP8") == 0) {
-        *ret = (struct quant_scheme){.format = FORMAT_FP8, .act = ACT_SCALE_TENSOR};
+    static const struct quant_scheme OF_FP8 = {.format = FORMAT_FP8, .act = ACT_SCALE_TENSOR},
+                                     OF_FP4 = {
+                                         .format = FORMAT_FP4, .group_rows = 1, .group_cols = 16};
+    bool mixed = strcmp(r->algo, "MIXED_PRECISION") == 0 && !r->other_algo[0];
+
+    if (mixed || strcmp(r->algo, "FP8") == 0) {
+        ret->group[0].scheme = OF_FP8;
+        ret->group[1].scheme = OF_FP4; /* if mixed */
+        ret->by_type = mixed;
         return 0;
     }
-    if (strcmp(r->algo, "NVFP4") == 0 && (r->group_size == 0 || r->group_size == 16)) {
-        *ret = (struct quant_scheme){.format = FORMAT_FP4, .group_rows = 1, .group_cols = 16};
+    bool fp4 = strcmp(r->algo, "NVFP4") == 0 || strcmp(r->algo, "W4A16_NVFP4") == 0;
+    if (fp4 && (r->group_size == 0 || r->group_size == 16)) {
+        ret->group[0].scheme = OF_FP4;
         return 0;
     }
     return err_set(e, ERR_UNSUPPORTED,
                    "%s: quant_algo '%s', supported are FP8 and NVFP4 in groups of 16", KEY,
-                   r->algo);
+                   r->other_algo[0] ? r->other_algo : r->algo);
 }
 
 /* AutoRound packs as others do: *r as if one of them had written it. */
@@ -757,7 +806,7 @@ static int derive(struct raw_quant *r, struct quant_config *ret, struct err *e)
     case QUANT_FP8:
         return fp8(r, &ret->group[0].scheme, e);
     case QUANT_MODELOPT:
-        return modelopt(r, &ret->group[0].scheme, e);
+        return modelopt(r, ret, e);
     case QUANT_MXFP4:
         ret->group[0].scheme =
             (struct quant_scheme){.format = FORMAT_FP4, .group_rows = 1, .group_cols = 32};
@@ -867,4 +916,15 @@ int quant_config_scheme(const struct quant_config *q, const char *module, struct
     }
     *ret = g->scheme;
     return 0;
+}
+
+int quant_config_scheme_of(const struct quant_config *q, const char *module, const char *type,
+                           struct quant_scheme *ret, struct err *e)
+{
+    int rc = quant_config_scheme(q, module, ret, e);
+
+    if (rc == 0 && q->by_type) {
+        *ret = q->group[strcmp(type, "U8") == 0].scheme;
+    }
+    return rc;
 }

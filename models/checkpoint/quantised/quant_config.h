@@ -51,6 +51,8 @@ struct quant_config {
     int32_t n_groups;
     struct quant_names ignored; /* modules that are stored as they were */
     bool stores_less_one;       /* GPTQ, first version: zero points are stored minus 1 */
+    bool by_type; /* ModelOpt's mixed precision: the first group of weights in e4m3, the
+                     second of those in pairs of e2m1 */
 };
 
 /* Read `text`, a config.json; *ret_found: it has a quantization_config, or its
@@ -67,6 +69,9 @@ void quant_config_release(struct quant_config *q);
  * configuration leaves it alone, or says nothing of it. */
 int quant_config_scheme(const struct quant_config *q, const char *module, struct quant_scheme *ret,
                         struct err *e);
+/* The same of the weight whose codes have this type in the file ("U8"). */
+int quant_config_scheme_of(const struct quant_config *q, const char *module, const char *type,
+                           struct quant_scheme *ret, struct err *e);
 /* As config.json names it. */
 const char *quant_method_name(enum quant_method m);
 

@@ -296,7 +296,7 @@ static int make_weight(struct checkpoint *c, const struct quant_config *config,
     }
     snprintf(module, sizeof(module), "%.*s", len, codes->name);
     snprintf(name, sizeof(name), "%s%s", module, k->weight);
-    int rc = quant_config_scheme(config, module, &a.scheme, e);
+    int rc = quant_config_scheme_of(config, module, codes->stored_type, &a.scheme, e);
     if (rc < 0) {
         return rc;
     }

@@ -191,6 +191,9 @@ static void try(const char *config, const struct part *p, const char *why)
 #define INT4_G32 "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\",\"group_size\":32"
 #define INT8_CHANNEL "\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\""
 #define AUTOROUND "{\"quant_method\":\"auto-round\",\"bits\":4,\"group_size\":8,\"sym\":true"
+#define MIXED(layer)                                                     \
+    "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\"," \
+    "\"quantized_layers\":{\"a\":{\"quant_algo\":\"FP8\"},\"b\":" layer "}}"
 #define GPTQ "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"sym\":true}"
 
 static const uint8_t BYTES[4096];
@@ -259,6 +262,9 @@ static void configurations_are_checked(void **state)
         {AUTOROUND ",\"rotation_config\":{\"block_size\":32}}", "rotation_config"},
         {"{\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"}", "version 'gemv'"},
         {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A8_AWQ\"}", "quant_algo 'W4A8_AWQ'"},
+        {MIXED("{\"quant_algo\":\"FP8_PB_WO\"}"), "quant_algo 'FP8_PB_WO'"},
+        {MIXED("{\"quant_algo\":\"NVFP4\",\"group_size\":32}"), "quant_algo 'NVFP4'"},
+        {MIXED("7"), "must be an object"},
         {"{\"quant_method\":\"compressed-tensors\"}", "config_groups is missing"},
         {"{\"quant_method\":\"compressed-tensors\",\"format\":\"x\",\"config_groups\":{\"g\":{}}}",
          "format 'x'"},
@@ -691,6 +697,31 @@ static void stacked_experts_of_mxfp4_are_decoded_transposed(void **state)
     free(file);
 }
 
+/* Which layer is which is seen from the tensors, whose names may have another prefix
+ * than in the configuration. */
+static void mixed_precision_is_seen_from_the_tensors(void **state)
+{
+    (void)state;
+    static const uint8_t BYTES[512] = {0};
+    static const float ONE[1] = {1};
+    static const uint8_t E4M3_ONE[4] = {0x38, 0x38, 0x38, 0x38};
+    const struct part both[] = {{"a.weight", "F8_E4M3", {4, 16}, BYTES, 64},
+                                {"a.weight_scale", "F32", {1}, ONE, 4},
+                                {"a.input_scale", "F32", {1}, ONE, 4},
+                                {"b.weight", "U8", {4, 8}, BYTES, 32},
+                                {"b.weight_scale", "F8_E4M3", {4, 1}, E4M3_ONE, 4},
+                                {"b.weight_scale_2", "F32", {1}, ONE, 4},
+                                {0}};
+    const struct part blocks[] = {{"a.weight", "F8_E4M3", {4, 16}, BYTES, 64},
+                                  {"a.weight_scale", "F32", {4, 1}, BYTES, 16},
+                                  {0}};
+    try(MIXED("{\"quant_algo\":\"NVFP4\",\"group_size\":16}"), both, NULL);
+    try(MIXED("{\"quant_algo\":\"W4A16_NVFP4\"}"), both, NULL);
+    try("{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A16_NVFP4\"}", both + 3, NULL);
+    try("{\"quant_method\":\"modelopt\",\"quant_algo\":\"FP8\"}", both, "b.weight is U8");
+    try(MIXED("{\"quant_algo\":\"NVFP4\"}"), blocks, "must be [1, 1]");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -707,6 +738,7 @@ int main(void)
         cmocka_unit_test(finer_types_hold_what_is_decoded),
         cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
         cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
+        cmocka_unit_test(mixed_precision_is_seen_from_the_tensors),
         cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
