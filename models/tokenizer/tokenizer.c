@@ -204,23 +204,42 @@ static int open_spm_file(struct tokenizer *t, const char *dir, struct err *e)
     return rc;
 }
 
+/* The forms of a tokenizer that are not read, if the directory has one of them. */
+static const char *unread_form(const char *dir)
+{
+    return model_file_exists(dir, "tiktoken.model") ? "; tiktoken.model is not read, convert it"
+           : model_file_exists(dir, "tekken.json")  ? "; tekken.json is not read, convert it"
+                                                    : "";
+}
+
+/* Read the form of a tokenizer that the directory has. */
+static int open_form(struct tokenizer *t, const char *dir, struct err *e)
+{
+    if (model_file_exists(dir, "tokenizer.json")) {
+        return open_json_file(t, dir, e);
+    }
+    if (model_file_exists(dir, "tokenizer.model")) {
+        return open_spm_file(t, dir, e);
+    }
+    if (model_file_exists(dir, "vocab.json")) {
+        return tokenizer_open_gpt2(t, dir, e);
+    }
+    return err_set(e, ERR_NOT_FOUND,
+                   "the model directory has no tokenizer: neither tokenizer.json, nor "
+                   "tokenizer.model, nor vocab.json and merges.txt%s",
+                   unread_form(dir));
+}
+
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e)
 {
     if (gguf_is_file(dir)) {
         return gguf_tokenizer_open(ret, dir, e);
     }
     struct tokenizer *t = calloc(1, sizeof(*t));
-    int rc;
     if (!t) {
         return err_nomem(e, "a tokenizer");
     }
-    if (!model_file_exists(dir, "tokenizer.json") && model_file_exists(dir, "tokenizer.model")) {
-        rc = open_spm_file(t, dir, e);
-    } else if (!model_file_exists(dir, "tokenizer.json") && model_file_exists(dir, "vocab.json")) {
-        rc = tokenizer_open_gpt2(t, dir, e);
-    } else {
-        rc = open_json_file(t, dir, e);
-    }
+    int rc = open_form(t, dir, e);
     if (rc == 0) {
         rc = read_special_names(t, dir, "special_tokens_map.json", e);
     }
