@@ -115,7 +115,7 @@ static int find_config(struct model_config *ret, char **dir, const struct settin
         *dir = strdup(model_dir);
         return *dir ? engine_draft_head_fit(ret, s, c, err) : err_nomem(err, "a path");
     }
-    int rc = model_path_find(dir, s->draft_model, err);
+    int rc = model_path_find(dir, s->draft_model, MODEL_DRAFTS, err);
     if (rc == 0) {
         rc = model_config_read(ret, &unused, *dir, err);
     }

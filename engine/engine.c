@@ -165,7 +165,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         return rc < 0 ? rc : null_open(&e->executor, s, err);
     }
     struct model_config c;
-    int rc = model_path_find(&e->model_path, s->model, err);
+    int rc = model_path_find(&e->model_path, s->model, MODEL_SERVED, err);
     if (rc == 0) {
         rc = check_format(s, e->model_path, err);
     }

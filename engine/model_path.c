@@ -110,7 +110,7 @@ static char *real_file(const char *path)
     return ret;
 }
 
-int model_path_find(char **ret, const char *model, struct err *e)
+int model_path_find(char **ret, const char *model, enum model_use use, struct err *e)
 {
     struct stat st;
 
@@ -118,7 +118,7 @@ int model_path_find(char **ret, const char *model, struct err *e)
         return find_bundled(ret, e);
     }
     if (stat(model, &st) != 0 && errno == ENOENT && hub_is_name(model)) {
-        return hub_find(ret, model, e);
+        return hub_find(ret, model, use == MODEL_SERVED, e);
     }
     if (stat(model, &st) != 0) {
         return err_set_param(e, ERR_NOT_FOUND, "model",

@@ -345,8 +345,17 @@ static int fetch_gguf(const struct hub *h, const struct hub_listing *l, const st
 static int fetch_directory(const struct hub *h, const struct hub_listing *l, const char *dir,
                            struct err *e)
 {
+    if (!hub_listing_find(l, "config.json")) {
+        return err_set(e, ERR_NOT_FOUND, "has no config.json at revision %s", h->name.revision);
+    }
+    if (h->has_tokenizer && !hub_listing_tokenizer(l)) {
+        return err_set(e, ERR_NOT_FOUND,
+                       "has no tokenizer at revision %s: neither tokenizer.json, nor "
+                       "tokenizer.model, nor vocab.json and merges.txt (tiktoken.model and "
+                       "tekken.json are not read)",
+                       h->name.revision);
+    }
     struct wanted *w = calloc(1, sizeof(*w));
-
     if (!w) {
         return err_nomem(e, "list of files");
     }
@@ -443,7 +452,7 @@ static int find(struct hub *h, char found[PATH_MAX], struct err *e)
     return err_set(e, ERR_NOT_FOUND, "has no %s at revision %s", missing, h->name.revision);
 }
 
-int hub_find(char **ret, const char *model, struct err *e)
+int hub_find(char **ret, const char *model, bool has_tokenizer, struct err *e)
 {
     char found[PATH_MAX];
     struct hub *h = malloc(sizeof(*h));
@@ -452,6 +461,7 @@ int hub_find(char **ret, const char *model, struct err *e)
         return err_nomem(e, "the hub");
     }
     int rc = hub_init(h, model, e);
+    h->has_tokenizer = has_tokenizer;
     if (rc == 0) {
         rc = find(h, found, e);
         if (rc < 0) {

@@ -14,9 +14,10 @@
  * the caller checks. */
 bool hub_is_name(const char *model);
 /* The path of the model's snapshot directory in the cache, or of the GGUF file in it;
- * malloc'd. Downloads what is missing, with progress on stderr and without a time
- * limit. The process may be ended meanwhile: the next call resumes the download. */
-int hub_find(char **ret, const char *model, struct err *e);
+ * malloc'd. Without `has_tokenizer` the directory may be that of a draft head.
+ * Downloads what is missing, with progress on stderr and without a time limit. The
+ * process may be ended meanwhile: the next call resumes the download. */
+int hub_find(char **ret, const char *model, bool has_tokenizer, struct err *e);
 /* "org/name" of a path in a hub cache, malloc'd; NULL: it is in none, or memory is
  * out. */
 char *hub_name_of_path(const char *path);

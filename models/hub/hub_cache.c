@@ -157,7 +157,8 @@ static int shards_complete(const char *dir, char missing[HUB_FILE_BYTES], struct
     return rc < 0 ? rc : complete;
 }
 
-static int directory_complete(const char *dir, char missing[HUB_FILE_BYTES], struct err *e)
+static int directory_complete(const struct hub *h, const char *dir, char missing[HUB_FILE_BYTES],
+                              struct err *e)
 {
     bool tokenizer = model_file_exists(dir, "tokenizer.json") ||
                      model_file_exists(dir, "tokenizer.model") ||
@@ -166,7 +167,7 @@ static int directory_complete(const char *dir, char missing[HUB_FILE_BYTES], str
     if (!model_file_exists(dir, "config.json")) {
         return lacks(missing, "config.json");
     }
-    if (!tokenizer) {
+    if (h->has_tokenizer && !tokenizer) {
         return lacks(missing, "tokenizer.json");
     }
     return model_file_exists(dir, "model.safetensors") ? 1 : shards_complete(dir, missing, e);
@@ -241,7 +242,7 @@ int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX],
     }
     if (model_file_exists(dir, "model.safetensors") || model_file_exists(dir, INDEX)) {
         int rc = path_printf(ret, e, "%s", dir);
-        return rc < 0 ? rc : directory_complete(dir, missing, e);
+        return rc < 0 ? rc : directory_complete(h, dir, missing, e);
     }
     find_gguf(dir, gguf);
     return *gguf ? model_complete(dir, gguf, ret, missing, e) : lacks(missing, "model.safetensors");

@@ -35,6 +35,7 @@ struct hub {
     char root[PATH_MAX];  /* the cache */
     char repo[PATH_MAX];  /* the model's folder in it */
     bool offline;         /* HF_HUB_OFFLINE: only the cache is used */
+    bool has_tokenizer;   /* a directory without one is not complete */
 };
 
 /* Parse a hub name; 0 or ERR_INVALID. */
@@ -77,6 +78,8 @@ const struct hub_file *hub_listing_gguf(const struct hub_listing *l);
  * model or the first file of one, or in a folder. */
 enum { HUB_NO_GGUF = INT32_MAX };
 int32_t hub_gguf_rank(const char *name);
+/* Whether there is a tokenizer in a form that is read. */
+bool hub_listing_tokenizer(const struct hub_listing *l);
 /* The files needed besides the weights, if the model has them; NULL-terminated. */
 extern const char *const hub_small_files[];
 

@@ -39,6 +39,12 @@ const struct hub_file *hub_listing_find(const struct hub_listing *l, const char 
     return NULL;
 }
 
+bool hub_listing_tokenizer(const struct hub_listing *l)
+{
+    return hub_listing_find(l, "tokenizer.json") || hub_listing_find(l, "tokenizer.model") ||
+           (hub_listing_find(l, "vocab.json") && hub_listing_find(l, "merges.txt"));
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), m = strlen(end);

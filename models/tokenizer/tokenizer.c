@@ -224,10 +224,10 @@ static int open_form(struct tokenizer *t, const char *dir, struct err *e)
     if (model_file_exists(dir, "vocab.json")) {
         return tokenizer_open_gpt2(t, dir, e);
     }
-    return err_set(e, ERR_NOT_FOUND,
-                   "the model directory has no tokenizer: neither tokenizer.json, nor "
-                   "tokenizer.model, nor vocab.json and merges.txt%s",
-                   unread_form(dir));
+    struct err why;
+    int rc = open_json_file(t, dir, &why);
+    return err_set(e, rc, "%s; nor is there a tokenizer.model, or vocab.json with merges.txt%s",
+                   why.text, unread_form(dir));
 }
 
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e)

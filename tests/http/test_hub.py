@@ -375,6 +375,27 @@ def test_a_model_in_several_gguf_files(hub, cache, serve):
     fails(serve("quire-test/demo/demo-00001-of-00002.gguf", wait=False), "has no file demo-00002-of-00002.gguf")
 
 
+def test_what_cannot_be_served_is_not_downloaded(hub, cache, serve):
+    tokenizer = hub.files.pop("tokenizer.json")
+    hub.files["tiktoken.model"] = tokenizer
+    fails(serve(wait=False), "has no tokenizer at revision main", "tiktoken.model and tekken.json are not read")
+    hub.files["tokenizer.json"] = tokenizer
+    hub.files.pop("config.json")
+    fails(serve(wait=False), "has no config.json at revision main")
+    assert not [path for _, path, _ in hub.requests if "/resolve/" in path]
+    leaves_nothing(cache)
+
+
+def test_a_draft_head_needs_no_tokenizer(hub, cache, start, serve):
+    """It is downloaded and read; this one is a model, which the engine refuses for what it lacks."""
+    hub.files.pop("tokenizer.json")
+    for offline in ("", "1"):
+        env = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache.parent), "HF_HUB_CACHE": "", "HF_HUB_OFFLINE": offline}
+        s = start(*FLAGS, "--speculate", "draft", "--draft-model", "quire-test/demo", model=DEMO, env=env, wait=False)
+        fails(s, "tokenizer.json: No such file or directory; nor is there")
+    assert len(hub.asked("model.safetensors")) == 1
+
+
 def test_gguf_files_in_a_folder(hub, cache, serve):
     """As repositories of large models have them: a folder for each encoding."""
     names = [f"demo-Q4_K_M-{i}-of-00002.gguf" for i in ("00001", "00002")]

@@ -71,13 +71,13 @@ int node_run(const struct settings *s, struct err *e)
     pid_t pid[COMM_MAX_RANKS];
     char *dir = NULL, *draft_dir = NULL, **flags = NULL;
     int32_t n = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size / s->nnodes);
-    int rc = model_path_find(&dir, s->model, e);
+    int rc = model_path_find(&dir, s->model, MODEL_SERVED, e);
 
     if (rc == 0) {
         rc = smoothed_find(&dir, s, e);
     }
     if (rc == 0 && s->draft_model) {
-        rc = model_path_find(&draft_dir, s->draft_model, e);
+        rc = model_path_find(&draft_dir, s->draft_model, MODEL_DRAFTS, e);
     }
     if (rc == 0) {
         rc = settings_pass_on(&flags, s, dir, draft_dir, e);

@@ -43,7 +43,7 @@ static void check(const char *name, const char *path, const char *served)
 {
     char *found, *id;
 
-    if (model_path_find(&found, name, &e) < 0) {
+    if (model_path_find(&found, name, MODEL_SERVED, &e) < 0) {
         fail_msg("%s: %s", name, e.text);
     }
     assert_string_equal(found, path);
@@ -80,7 +80,7 @@ static void a_folder_stands_for_its_only_model(void **state)
     snprintf(path, sizeof(path), "%s", in_folder("one/m-00001-of-00002.gguf"));
     check(in_folder("one"), path, "m-00001-of-00002.gguf");
     make("one/other.gguf");
-    assert_true(model_path_find(&found, in_folder("one"), &e) < 0);
+    assert_true(model_path_find(&found, in_folder("one"), MODEL_SERVED, &e) < 0);
     assert_non_null(strstr(e.text, "several GGUF files"));
 }
 
