@@ -628,7 +628,8 @@ static int compressed_tensors(struct raw_quant *r, struct quant_config *ret, str
 static int fp8(const struct raw_quant *r, struct quant_scheme *ret, struct err *e)
 {
     ret->format = FORMAT_FP8;
-    if (r->float_type[0] && strcmp(r->float_type, "e4m3") != 0) {
+    if (r->float_type[0] && strcmp(r->float_type, "e4m3") != 0 &&
+        strcmp(r->float_type, "float8_e4m3fn") != 0) { /* as MiniMax-M2's */
         return err_set(e, ERR_UNSUPPORTED, "%s: fmt '%s', supported is e4m3", KEY, r->float_type);
     }
     if (r->activations[0] && strcmp(r->activations, "dynamic") != 0 &&

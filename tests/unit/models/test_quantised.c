@@ -697,6 +697,24 @@ static void stacked_experts_of_mxfp4_are_decoded_transposed(void **state)
     free(file);
 }
 
+/* As MiniMax-M2's: PyTorch's name of e4m3. */
+static void e4m3_has_two_names(void **state)
+{
+    (void)state;
+    static const uint8_t BYTES[512] = {0};
+    static const float ONE[1] = {1};
+    const struct part parts[] = {{"a.weight", "F8_E4M3", {4, 16}, BYTES, 64},
+                                 {"a.weight_scale_inv", "F32", {1, 1}, ONE, 4},
+                                 {0}};
+#define FMT(fmt)                                                                       \
+    "{\"activation_scheme\":\"dynamic\",\"fmt\":\"" fmt "\",\"quant_method\":\"fp8\"," \
+    "\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"gate\",\"lm_head\"]}"
+    try(FMT("float8_e4m3fn"), parts, NULL);
+    try(FMT("e4m3"), parts, NULL);
+    try(FMT("float8_e5m2"), parts, "fmt 'float8_e5m2'");
+#undef FMT
+}
+
 /* Which layer is which is seen from the tensors, whose names may have another prefix
  * than in the configuration. */
 static void mixed_precision_is_seen_from_the_tensors(void **state)
@@ -738,6 +756,7 @@ int main(void)
         cmocka_unit_test(finer_types_hold_what_is_decoded),
         cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
         cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
+        cmocka_unit_test(e4m3_has_two_names),
         cmocka_unit_test(mixed_precision_is_seen_from_the_tensors),
         cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
     };
