@@ -71,12 +71,12 @@ static bool put_script(struct rewritten *w, const char *in, size_t len)
         in[2] != '{' || !end) {
         return false;
     }
-    bool not = in[3] == '^';
-    const char *name = in + 3 + not ;
+    bool negated = in[3] == '^';
+    const char *name = in + 3 + negated;
     for (size_t i = 0; i < ARRAY_LEN(SCRIPTS); i++) {
         if (strlen(SCRIPTS[i]) == (size_t)(end - name) &&
             memcmp(name, SCRIPTS[i], (size_t)(end - name)) == 0) {
-            put(w, in, 3 + not );
+            put(w, in, 3 + negated);
             put(w, "sc:", 3);
             put(w, name, (size_t)(end + 1 - name));
             return true;
@@ -123,14 +123,14 @@ static int64_t put_intersection(struct rewritten *w, const char *in, size_t len)
         return 0;
     }
     bool nested = at < len && in[at] == '[';
-    bool not = nested && at + 1 < len && in[at + 1] == '^';
-    const char *b = in + at + nested + not ;
+    bool negated = nested && at + 1 < len && in[at + 1] == '^';
+    const char *b = in + at + nested + negated;
     size_t n = class_span(b, (size_t)(in + len - b), "&[]"), end = (size_t)(b - in) + n;
     if (a == 0 || in[1] == '^' || n == 0 || end + 1 + nested > len ||
         memcmp(in + end, "]]", 1 + (size_t)nested) != 0) {
         return -1;
     }
-    put(w, not ? "(?:(?![" : "(?:(?=[", 7);
+    put(w, negated ? "(?:(?![" : "(?:(?=[", 7);
     for (size_t i = 0; i < n;) {
         i += put_one(w, b + i, n - i, true);
     }
