@@ -1,13 +1,13 @@
 /* The specification of products with codes whose scales are apart (weight_format.h).
  *
- * Integers and e2m1 are multiplied in groups of 16 codes that share a scale, as eight
- * sums of four products of each group of 32, exact in 32-bit integers: sum l of group g
- * is scaled and added to the float accumulator 8 * (g % 2) + l. Minima have
- * accumulators of their own. Codes of e4m3 become floats, which is exact: lane l of a
- * group of 32 takes its values l, l + 8, l + 16 and l + 24, the first two and the last
- * two with the scale of their half:
+ * They are those of blocks (blocks_plain.c), with groups of 32 codes, or of 16 where the
+ * weight's scales are of fewer than 32 columns:
  *
- *     acc = fma(fma(w1, x1, w0 * x0), scale0, acc), then the same of w2, w3 and scale1
+ *     acc[g] = fma(sum, scale_w * scale_x, acc[g])
+ *     acc[g] = fma(-min_w, sum_x, acc[g])
+ *
+ * Codes of e4m3 are integers too, multiples of its smallest number with up to 18 bits,
+ * so that a group's sum is exact in 32 bits.
  */
 #include <math.h>
 #include <string.h>
@@ -15,42 +15,37 @@
 #include "kernels/cpu/blocks/codes.h"
 #include "kernels/cpu/blocks/plain.h"
 
-/* As add_block sees formats of groups of 16, without and with minima. */
-static const struct weight_format HALVES[2] = {{.group_values = FORMAT_GROUP},
-                                               {.group_values = FORMAT_GROUP, .minima = true}};
+enum { BLOCK = FORMAT_BLOCK_MAX };
 
-/* Sixteen-bit codes of the `here` values at `codes`, zeros behind them. */
-static void integers_of(enum weight_format_id f, const uint8_t *codes, int32_t here,
-                        const struct code_groups *g, struct weight_codes *ret)
+/* The integers of the `here` values at `codes`, zeros behind them. */
+static void integers_of(int32_t *ret, enum weight_format_id f, const uint8_t *codes, int32_t here,
+                        const int8_t *zero, int32_t group)
 {
-    memset(ret->code, 0, sizeof(ret->code));
+    memset(ret, 0, BLOCK * sizeof(*ret));
     for (int32_t i = 0; i < here; i++) {
-        uint8_t code = f == FORMAT_INT8 ? codes[i] : codes[i / 2] >> i % 2 * 4 & 15;
-        ret->code[i] = (int16_t)(f == FORMAT_INT8  ? (int8_t)code
-                                 : f == FORMAT_FP4 ? weight_levels_mxfp4[code]
-                                                   : code - g->zero[i / FORMAT_GROUP]);
+        bool bytes = f == FORMAT_INT8 || f == FORMAT_FP8;
+        uint8_t code = bytes ? codes[i] : codes[i / 2] >> i % 2 * 4 & 15;
+        ret[i] = f == FORMAT_INT8   ? (int8_t)code
+                 : f == FORMAT_FP8  ? (int32_t)(weight_code_value(f, code) * 0x1p9f)
+                 : f == FORMAT_INT4 ? code - zero[i / group]
+                                    : weight_levels_mxfp4[code];
     }
-    memcpy(ret->scale, g->scale, sizeof(ret->scale));
-    memcpy(ret->min, g->min, sizeof(ret->min));
 }
 
-static void add_floats(float *acc, const uint8_t *codes, int32_t here, const struct code_groups *g,
-                       const struct act_block *x)
+/* Add the groups of a block to acc; minima: of each group, NULL where there are none. */
+static void add_groups(float *acc, const int32_t *w, const float *scale, const float *min,
+                       const struct act_block *x, int32_t group)
 {
-    float w[FORMAT_BLOCK_MAX] = {0};
+    const float *of_x = group == GROUP ? x->sum32 : x->sum16;
 
-    for (int32_t i = 0; i < here; i++) {
-        w[i] = weight_code_value(FORMAT_FP8, codes[i]);
-    }
-    for (int32_t at = 0; at < here; at += GROUP) {
-        for (int32_t k = at; k < at + GROUP; k += GROUP / 2) {
-            float scale = g->scale[k / FORMAT_GROUP] * x->scale[at / GROUP];
-            for (int32_t l = 0; l < 8; l++) {
-                float sum = w[k + l] * (float)x->code[k + l];
-                float *to = &acc[at / 4 % LANES + l];
-                sum = fmaf(w[k + l + 8], (float)x->code[k + l + 8], sum);
-                *to = fmaf(sum, scale, *to);
-            }
+    for (int32_t g = 0; g < BLOCK / group; g++) {
+        int32_t sum = 0;
+        for (int32_t i = g * group; i < (g + 1) * group; i++) {
+            sum += w[i] * x->code[i];
+        }
+        acc[g] = fmaf((float)sum, scale[g] * x->scale[g * group / GROUP], acc[g]);
+        if (min) {
+            acc[g] = fmaf(-min[g], of_x[g], acc[g]);
         }
     }
 }
@@ -59,31 +54,24 @@ static void row_dots(float *sum, enum weight_format_id f, const uint8_t *row,
                      const struct row_scales *scales, int32_t n, const struct act_block *x,
                      int32_t n_x)
 {
-    float acc[TILE_ROWS][LANES] = {{0}}, min[TILE_ROWS][LANES] = {{0}};
+    float acc[TILE_ROWS][LANES] = {{0}};
     bool minima = codes_have_minima(f, scales->of);
-    struct code_groups g;
-    struct weight_codes c;
+    int32_t group = codes_group(scales->of), w[BLOCK];
+    struct code_groups of;
 
-    for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX, x += n_x) {
-        int32_t here = MIN(FORMAT_BLOCK_MAX, n - at), whole = (here + GROUP - 1) / GROUP * GROUP;
-        const uint8_t *codes = row + weight_format_bytes(weight_format_of(f), at);
-        code_groups_of(scales, f, at, n, &g);
-        if (f != FORMAT_FP8) {
-            integers_of(f, codes, here, &g, &c);
+    for (int32_t at = 0; at < n; at += BLOCK, x += n_x) {
+        int32_t g = at % CODES_SPAN / group;
+        if (g == 0) {
+            code_groups_of(scales, f, group, at, n, &of);
         }
+        integers_of(w, f, row + weight_format_bytes(weight_format_of(f), at), MIN(BLOCK, n - at),
+                    of.zero + g, group);
         for (int32_t j = 0; j < n_x; j++) {
-            if (f == FORMAT_FP8) {
-                add_floats(acc[j], codes, here, &g, x + j);
-            } else {
-                add_block(acc[j], min[j], &HALVES[minima], &c, x + j, whole);
-            }
+            add_groups(acc[j], w, of.scale + g, minima ? of.min + g : NULL, x + j, group);
         }
     }
     for (int32_t j = 0; j < n_x; j++) {
-        sum[j] = tree(acc[j], LANES);
-        if (minima) {
-            sum[j] -= tree(min[j], LANES);
-        }
+        sum[j] = tree(acc[j], BLOCK / group);
     }
 }
 

@@ -568,7 +568,7 @@ static void quantise_block(struct act_block *out, const float *x)
     put_totals(out, v, scale);
 }
 
-static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
+static inline void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
 {
     float last[256];
 

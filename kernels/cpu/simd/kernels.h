@@ -57,6 +57,33 @@ struct dot_rows {
     const struct row_scales *scales; /* [n] of codes whose scales are apart; else NULL */
 };
 
+/* Columns of a group of codes whose products are summed as integers: as many as share a
+ * scale of activations, or fewer where the weight's scales are of fewer. */
+static inline int32_t codes_group(const struct weight_scales *s)
+{
+    return s->group_cols % 32 == 0 ? 32 : FORMAT_GROUP;
+}
+
+/* Whether a weight has minima: int8 codes less a zero point do not fit into int8. */
+static inline bool codes_have_minima(enum weight_format_id f, const struct weight_scales *s)
+{
+    return f == FORMAT_INT8 && s->zero;
+}
+
+/* The format whose panels and tiles are those of codes whose scales are apart;
+ * FORMAT_F32: there are no panels. */
+static inline enum weight_format_id codes_panels_of(enum weight_format_id f,
+                                                    const struct weight_scales *s)
+{
+    bool wide = codes_group(s) == 32;
+
+    return codes_have_minima(f, s) ? FORMAT_F32
+           : f == FORMAT_FP8       ? (wide ? FORMAT_FP8 : FORMAT_F32)
+           : wide                  ? FORMAT_Q8_0
+           : f == FORMAT_INT8      ? FORMAT_F32
+                                   : FORMAT_Q6_K; /* whose codes have 6 bits */
+}
+
 /* What scan finds in a row. */
 struct row_scan {
     float max; /* -infinity when n is 0; not meaningful when `bad` */
@@ -153,9 +180,14 @@ struct cpu_code_panels {
     int32_t tile_rows; /* rows of x in a tile, at most; up to CODE_TILE_ROWS */
     int32_t from;      /* rows of codes of x, from which panels are faster than cpu_blocks */
     bool wide;         /* codes take two bytes, in panels and in tiles */
+    int32_t digits;    /* bytes of a code in panels alone, where they are more than 1; else 0 */
     /* Unpack CODE_PANEL_ROWS rows of n columns; the rows `ahead` bytes behind them are
      * prefetched. NULL: no panels for this machine. */
     void (*pack_rows)(void *panel, const void *const *row, int32_t n, int64_t ahead);
+    /* The same of rows of codes of format f whose scales are apart, that share these
+     * panels and tiles (codes_panels_of). n is any number. */
+    void (*pack_apart)(void *panel, enum weight_format_id f, const void *const *row,
+                       const struct row_scales *scales, int32_t n, int64_t ahead);
     /* Quantise rows of n floats: n_x <= tile_rows rows of codes, `planes` one behind
      * the other of each row of x. */
     void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
