@@ -174,6 +174,15 @@ static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
     return (struct row_scales){.of = &p->scales, .row = r - p->first};
 }
 
+/* The format whose panels multiply a run, FORMAT_F32 if there are none: that of blocks,
+ * or what the scales of the pieces say, which all say the same. */
+static inline enum weight_format_id cpu_panels_as(const struct cpu_weight *run)
+{
+    const struct weight_format *f = run->m.format;
+
+    return weight_format_has_scales(f) ? codes_panels_of(f->id, &run->part[0].scales) : f->id;
+}
+
 /* An x packed for products with weights in blocks: two that are equal have the same
  * bytes, if x did not change. */
 struct cpu_packed {

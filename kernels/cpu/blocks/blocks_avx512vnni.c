@@ -1,6 +1,7 @@
 /* Products with blocks with AVX-512's integer dot products. The instruction wants codes
  * without a sign; what they are too high by is taken off the sums of groups, with the
  * sums of the activations' codes. */
+#include "kernels/cpu/blocks/sums_avx512.h"
 #include "kernels/cpu/blocks/unpack_avx512.h"
 
 #ifdef __AVX512VNNI__
@@ -26,20 +27,9 @@ INLINE void clear_sums(struct sums *s, const int n_x)
     }
 }
 
-INLINE __m512 join(const __m256 v[2])
-{
-    return _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[1], 1);
-}
-
 INLINE __m512i multiply(__m512i sum, __m512i w, const int8_t *x)
 {
     return _mm512_dpbusd_epi32(sum, w, _mm512_load_si512(x));
-}
-
-/* The four sums of each 16 bytes of a and b added pairwise. */
-INLINE __m512i add_pairs(__m512i a, __m512i b)
-{
-    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
 }
 
 /* The sums of `groups` of eight groups, the others 0, from the products of two vectors,
@@ -59,7 +49,7 @@ INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x, con
     return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, sum));
 }
 
-/* The same where the sums of eight products fit into 16 bits. */
+/* add_pairs where the sums of eight products fit into 16 bits. */
 INLINE __m512i add_small_pairs(__m512i a, __m512i b)
 {
     return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
@@ -85,35 +75,15 @@ INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x, cons
     if (small) {
         return add_small_pairs(add_small_pairs(a, b), add_small_pairs(c, d));
     }
-    a = add_pairs(a, b);
-    c = add_pairs(c, d);
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
-}
-
-INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x, const bool small)
-{
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-
-    return _mm512_permutexvar_epi32(order, sums_of_16(w, x, small, GROUPS));
-}
-
-INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x, const bool small,
-                          const int32_t groups)
-{
-    const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m512i last = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
-    __m512i sum = sums_of_16(w, x, small, groups);
-
-    return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(first, sum)),
-                            _mm512_castsi512_si256(_mm512_permutexvar_epi32(last, sum)));
+    return sums_of_vectors(a, b, c, d);
 }
 
 /* Add the sums of eight groups of 32; those behind the first `groups` are 0. */
 INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct codes *code,
                          __m256 w, __m256 min, const struct act_block *x, const int32_t groups)
 {
-    __m256i sum =
-        is_turned(f) ? sums_turned(code, x, groups) : sums_pairs(code, x, has_minima(f), groups);
+    __m256i sum = is_turned(f) ? sums_turned(code, x, groups)
+                               : pairs_of_sums(sums_of_16(code, x, has_minima(f), groups));
     __m256 to = _mm512_castps512_ps256(acc), scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
 
     if (!has_minima(f)) {
@@ -131,15 +101,14 @@ INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct
 INLINE __m512 add_halves(__m512 acc, const enum weight_format_id f, const struct codes *code,
                          __m512 w, __m512 min, const struct act_block *x)
 {
-    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    __m512 scale = _mm512_castps256_ps512(_mm256_load_ps(x->scale));
-    __m512i sum = sums_halves(code, x, has_minima(f));
+    __m512 scale = twice(x->scale);
+    __m512i sum = halves_of_sums(sums_of_16(code, x, has_minima(f), GROUPS));
 
     if (!has_minima(f)) {
         __m512i above = _mm512_load_si512(x->total16);
         sum = _mm512_sub_epi32(sum, _mm512_slli_epi32(above, (unsigned)zero_shift(f)));
     }
-    scale = _mm512_mul_ps(w, _mm512_permutexvar_ps(twice, scale));
+    scale = _mm512_mul_ps(w, scale);
     acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
     return has_minima(f) ? _mm512_fnmadd_ps(min, _mm512_load_ps(x->sum16), acc) : acc;
 }

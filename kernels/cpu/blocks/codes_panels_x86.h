@@ -35,8 +35,8 @@ struct panel_rows {
     const struct row_scales *scales;
     enum weight_format_id f;
     int32_t n, group;
-    int64_t ahead; /* bytes behind what is read, that are prefetched */
-    struct code_groups of[CODE_PANEL_ROWS];
+    int64_t ahead;          /* bytes behind what is read, that are prefetched */
+    struct code_groups *of; /* [CODE_PANEL_ROWS] of the span */
 };
 
 /* Get ready for the block at `at`. */

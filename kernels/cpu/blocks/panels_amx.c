@@ -18,6 +18,7 @@
  * Groups of 16 take twice the instructions of floats for a product, and are not faster
  * this way.
  */
+#include "kernels/cpu/blocks/codes_panels_x86.h"
 #include "kernels/cpu/blocks/panels_avx512.h"
 
 #if defined(__AMX_INT8__) || defined(__AMXINT8__)
@@ -112,8 +113,24 @@ INLINE int64_t pair_codes_at(const bool minima)
     return minima ? 256 : 128;
 }
 
-/* Write the scales of a block of sixteen rows, and the minima; entries of pairs are
+/* Write v[i], the scales and minima of eight groups of row i. Entries of pairs are
  * `step` bytes apart. */
+INLINE void put_numbers(char *at, int64_t step, __m512i v[ROWS], const bool minima)
+{
+    transpose(v);
+#pragma GCC unroll 4
+    for (int p = 0; p < PAIRS; p++, at += step) {
+        int g = pair_group(p);
+        _mm512_store_si512(at, v[g]);
+        _mm512_store_si512(at + 64, v[g + 4]);
+        if (minima) {
+            _mm512_store_si512(at + 128, v[g + 8]);
+            _mm512_store_si512(at + 192, v[g + 12]);
+        }
+    }
+}
+
+/* Write the scales of a block of sixteen rows, and the minima. */
 INLINE void put_scales(char *at, int64_t step, const enum weight_format_id f,
                        const uint8_t *const *s)
 {
@@ -125,17 +142,7 @@ INLINE void put_scales(char *at, int64_t step, const enum weight_format_id f,
         w[1] = has_minima(f) ? minima_of(f, s[i], GROUPS, false) : w[1];
         v[i] = join(w);
     }
-    transpose(v);
-#pragma GCC unroll 4
-    for (int p = 0; p < PAIRS; p++, at += step) {
-        int g = pair_group(p);
-        _mm512_store_si512(at, v[g]);
-        _mm512_store_si512(at + 64, v[g + 4]);
-        if (has_minima(f)) {
-            _mm512_store_si512(at + 128, v[g + 8]);
-            _mm512_store_si512(at + 192, v[g + 12]);
-        }
-    }
+    put_numbers(at, step, v, has_minima(f));
 }
 
 INLINE void put_block(char *at, int64_t step, const enum weight_format_id f,
@@ -195,6 +202,34 @@ INLINE void pack_rows(char *panel, const enum weight_format_id f, const void *co
         pack_rows(panel, FORMAT_##NAME, row, n, ahead);                                    \
     }
 EACH_FORMAT(PACK_ROWS)
+
+/* Of codes whose scales are apart. */
+static void pack_apart(void *panel, enum weight_format_id f, const void *const *row,
+                       const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = GROUP, .ahead = ahead, .of = of};
+    const int64_t entry = pair_entry(false), step = div_ceil(n, FORMAT_BLOCK_MAX) * entry;
+    struct code_span span;
+    char *to = panel;
+    __m512i v[ROWS];
+
+    for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX, to += entry) {
+        rows_at(&r, at);
+        for (int32_t i = 0; i < ROWS; i++) {
+            v[i] = _mm512_zextsi256_si512(load32((const uint8_t *)row_block(&span, &r, i, at)));
+#pragma GCC unroll 4
+            for (int p = 0; p < PAIRS; p++) {
+                const uint8_t *code = (const uint8_t *)span.code + GROUP * pair_group(p);
+                __m512i two = _mm512_castsi256_si512(load32(code));
+                two = _mm512_inserti64x4(two, load32(code + 4 * GROUP), 1);
+                _mm512_store_si512(to + p * step + pair_codes_at(false) + 64 * i, two);
+            }
+        }
+        put_numbers(to, step, v, false);
+    }
+}
 
 /* ---- tiles ---- */
 
@@ -434,6 +469,7 @@ static void dots(float *sum, int32_t stride, enum weight_format_id f, const void
 void cpu_panels_amx(struct cpu_kernels *k)
 {
     EACH_FORMAT(CODE_PANELS)
+    k->code_panels[FORMAT_Q8_0].pack_apart = pack_apart;
 }
 
 #endif

@@ -19,6 +19,7 @@
  *     part:  codes [4][group], scales [4], and of each row of x what the sum begins
  *            with, or with minima what they are multiplied with
  */
+#include "kernels/cpu/blocks/codes_panels_x86.h"
 #include "kernels/cpu/blocks/panels_x86.h"
 
 #ifdef __AVX2__
@@ -300,6 +301,73 @@ INLINE void pack_rows(void *panel, const enum weight_format_id f, const void *co
         pack_rows(panel, FORMAT_##NAME, row, n, ahead);                                    \
     }
 EACH_BLOCK_FORMAT(PACK_ROWS)
+
+/* ---- panels of codes whose scales are apart ---- */
+
+/* Write the block at `at` of rows [8 * half, 8 * half + 8). */
+INLINE void put_span(const struct entries *e, const enum weight_format_id as,
+                     const struct panel_rows *r, int half, int32_t at)
+{
+    struct code_span span[WIDTH];
+    __m256 low[WIDTH], high[WIDTH];
+    __m256i v[WIDTH];
+
+    for (int i = 0; i < WIDTH; i++) {
+        const float *scale = row_block(&span[i], r, WIDTH * half + i, at);
+        low[i] = _mm256_loadu_ps(scale);
+        high[i] = has_halves(as) ? _mm256_loadu_ps(scale + 8) : low[i];
+    }
+    put_floats(e->at, 32 * half, low);
+    if (has_halves(as)) {
+        put_floats(e->at + 8, 32 * half, high);
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        for (int i = 0; i < WIDTH; i++) {
+            v[i] = _mm256_add_epi8(load32((const uint8_t *)span[i].code + 32 * g),
+                                   _mm256_set1_epi8((char)above_of(as)));
+        }
+        transpose(v);
+#pragma GCC unroll 8
+        for (int d = 0; d < 8; d++) {
+            put_codes(e, as, 32 * g + 4 * d, half, v[d]);
+        }
+    }
+}
+
+INLINE void pack_spans(char *panel, const enum weight_format_id as, struct panel_rows *r)
+{
+    const int group = group_of(as);
+    struct entries e =
+        first_entries(panel, group, panel_entry(as), (int32_t)div_ceil(r->n, FORMAT_BLOCK_MAX));
+
+    for (int32_t at = 0; at < r->n; at += FORMAT_BLOCK_MAX) {
+        rows_at(r, at);
+        put_span(&e, as, r, 0, at);
+        put_span(&e, as, r, 1, at);
+        next_entries(&e, group, panel_entry(as));
+    }
+}
+
+static void pack_apart_16(void *panel, enum weight_format_id f, const void *const *row,
+                          const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = 16, .ahead = ahead, .of = of};
+
+    pack_spans(panel, FORMAT_Q6_K, &r);
+}
+
+static void pack_apart_32(void *panel, enum weight_format_id f, const void *const *row,
+                          const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = 32, .ahead = ahead, .of = of};
+
+    pack_spans(panel, FORMAT_Q8_0, &r);
+}
 
 /* ---- tiles ---- */
 
@@ -612,6 +680,8 @@ void cpu_code_panels_avx2(struct cpu_kernels *k)
     for (enum weight_format_id f = 0; f < WEIGHT_FORMATS; f++) {
         k->code_panels[f].wide = is_wide(f);
     }
+    k->code_panels[FORMAT_Q8_0].pack_apart = pack_apart_32;
+    k->code_panels[FORMAT_Q6_K].pack_apart = pack_apart_16;
 }
 
 #endif

@@ -12,6 +12,7 @@
  *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum
  *            begins with, or with minima what they are multiplied with
  */
+#include "kernels/cpu/blocks/codes_panels_x86.h"
 #include "kernels/cpu/blocks/panels_avx512.h"
 
 #ifdef __AVX512VNNI__
@@ -193,6 +194,60 @@ INLINE void pack_rows(void *panel, const enum weight_format_id f, const void *co
         pack_rows(panel, FORMAT_##NAME, row, n, ahead);                                    \
     }
 EACH_BLOCK_FORMAT(PACK_ROWS)
+
+/* ---- panels of codes whose scales are apart ---- */
+
+/* What stored codes of groups of 16, or of 32, are above those with a sign. */
+INLINE __m512i above_codes(const int group)
+{
+    return _mm512_set1_epi8(group == 16 ? 32 : (char)0x80);
+}
+
+INLINE void pack_codes(char *panel, struct panel_rows *r, const int group)
+{
+    const enum weight_format_id as = group == 16 ? FORMAT_Q6_K : FORMAT_Q8_0;
+    const int64_t entry = code_panel_entry(group, false);
+    struct entries e =
+        first_entries(panel, group, entry, (int32_t)div_ceil(r->n, FORMAT_BLOCK_MAX));
+    struct code_span span;
+    struct unpacked u;
+
+    for (int32_t at = 0; at < r->n; at += FORMAT_BLOCK_MAX) {
+        rows_at(r, at);
+        for (int32_t i = 0; i < ROWS; i++) {
+            const float *scale = row_block(&span, r, i, at);
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++) {
+                __m512i v = _mm512_load_si512(span.code + 64 * q);
+                u.code[q][i] = _mm512_add_epi8(v, above_codes(group));
+            }
+            u.scale[i] = group == 16 ? _mm512_loadu_si512(scale)
+                                     : _mm512_zextsi256_si512(load32((const uint8_t *)scale));
+        }
+        put_block(&e, &u, as);
+        next_entries(&e, group, entry);
+    }
+}
+
+static void pack_apart_16(void *panel, enum weight_format_id f, const void *const *row,
+                          const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = 16, .ahead = ahead, .of = of};
+
+    pack_codes(panel, &r, 16);
+}
+
+static void pack_apart_32(void *panel, enum weight_format_id f, const void *const *row,
+                          const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = 32, .ahead = ahead, .of = of};
+
+    pack_codes(panel, &r, 32);
+}
 
 /* ---- tiles ---- */
 
@@ -376,6 +431,8 @@ static void dots(float *sum, int32_t stride, enum weight_format_id f, const void
 void cpu_panels_avx512vnni(struct cpu_kernels *k)
 {
     EACH_BLOCK_FORMAT(CODE_PANELS)
+    k->code_panels[FORMAT_Q8_0].pack_apart = pack_apart_32;
+    k->code_panels[FORMAT_Q6_K].pack_apart = pack_apart_16;
 }
 
 #endif

@@ -27,9 +27,13 @@ static struct mat rows(struct mat m, int32_t first, int32_t n)
 static const struct cpu_code_panels *panels_for(const struct cpu_backend *c,
                                                 const struct cpu_weight *run, int32_t n_rows)
 {
-    const struct cpu_code_panels *p = run->m.format ? &c->k.code_panels[run->m.format->id] : NULL;
-
-    return p && p->pack_rows && n_rows * run->planes >= p->from ? p : NULL;
+    if (!run->m.format) {
+        return NULL;
+    }
+    const struct cpu_code_panels *p = &c->k.code_panels[cpu_panels_as(run)];
+    bool there =
+        weight_format_has_scales(run->m.format) ? p->pack_apart != NULL : p->pack_rows != NULL;
+    return there && n_rows * run->planes >= p->from ? p : NULL;
 }
 
 /* Rows of x that are multiplied with a run at a time. */
@@ -43,7 +47,7 @@ static int32_t rows_at_once(const struct cpu_backend *c, const struct cpu_weight
         return n_rows;
     }
     if (p) {
-        row_bytes = code_tile_bytes(run->m.format, run->m.cols, p->tile_rows) / p->tile_rows;
+        row_bytes = cpu_code_tile_bytes(p, cpu_panels_as(run), run->m.cols) / p->tile_rows;
     }
     int64_t n = PACKED_BYTES / (row_bytes * run->planes) / PACKED_STEP * PACKED_STEP;
     return (int32_t)MIN(MAX(n, PACKED_STEP), n_rows);

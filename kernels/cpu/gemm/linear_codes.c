@@ -22,6 +22,7 @@ struct codes_job {
     struct mat out, x, w;
     const struct epilogue *ep;
     const struct cpu_code_panels *panels;
+    enum weight_format_id as; /* whose panels and tiles these are */
     int64_t tile_bytes, panel_bytes;
     int32_t planes;      /* rows of codes of a row of x */
     int32_t n_tiles;     /* of x */
@@ -49,8 +50,8 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     for (int32_t i = 0; i < n; i++) {
         row[i] = mat_row_const(j->x, tile * (j->panels->tile_rows / j->planes) + i);
     }
-    j->panels->pack_x(j->c->packed + tile * j->tile_bytes, j->w.format->id, row, n * j->planes,
-                      j->x.cols, j->planes);
+    j->panels->pack_x(j->c->packed + tile * j->tile_bytes, j->as, row, n * j->planes, j->x.cols,
+                      j->planes);
 }
 
 /* Unpack the panel of the rows from `first` on; the last one is filled up with copies
@@ -58,11 +59,20 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
 static void pack_panel(const struct codes_job *j, int32_t first, char *panel)
 {
     const void *row[CODE_PANEL_ROWS];
+    struct row_scales scales[CODE_PANEL_ROWS];
+    int64_t ahead = CODE_PANEL_ROWS * cpu_row_bytes(&j->w);
 
     for (int32_t i = 0; i < CODE_PANEL_ROWS; i++) {
         row[i] = cpu_row(&j->w, MIN(first + i, j->w.rows - 1));
     }
-    j->panels->pack_rows(panel, row, j->w.cols, CODE_PANEL_ROWS * cpu_row_bytes(&j->w));
+    if (!weight_format_has_scales(j->w.format)) {
+        j->panels->pack_rows(panel, row, j->w.cols, ahead);
+        return;
+    }
+    for (int32_t i = 0; i < CODE_PANEL_ROWS; i++) {
+        scales[i] = cpu_row_scales(&j->w, MIN(first + i, j->w.rows - 1));
+    }
+    j->panels->pack_apart(panel, j->w.format->id, row, scales, j->w.cols, ahead);
 }
 
 /* Add the planes of n_x rows: sum [n_x * planes][TASK_ROWS] becomes
@@ -87,8 +97,8 @@ static void run_tile(const struct codes_job *j, const char *panel, int32_t first
     int32_t n_x = tile_rows(j, tile);
 
     for (int32_t at = 0; at < n; at += CODE_PANEL_ROWS, panel += j->panel_bytes) {
-        j->panels->dots(sum + at, TASK_ROWS, j->w.format->id, panel,
-                        j->c->packed + tile * j->tile_bytes, n_x * j->planes, j->w.cols);
+        j->panels->dots(sum + at, TASK_ROWS, j->as, panel, j->c->packed + tile * j->tile_bytes,
+                        n_x * j->planes, j->w.cols);
     }
     add_planes(j, sum, n_x, n);
     for (int32_t i = 0; i < n_x; i++) {
@@ -156,18 +166,18 @@ void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struc
 {
     struct codes_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
 
-    j.panels = &c->k.code_panels[w.format->id];
-    int64_t code_bytes = j.panels->wide ? 2 : 1;
-    j.tile_bytes = code_bytes * code_tile_bytes(w.format, w.cols, j.panels->tile_rows);
-    j.panel_bytes = code_bytes * code_panel_bytes(w.format, w.cols);
+    j.as = cpu_panels_as(w.priv);
+    j.panels = &c->k.code_panels[j.as];
+    j.tile_bytes = cpu_code_tile_bytes(j.panels, j.as, w.cols);
+    j.panel_bytes = cpu_code_panel_bytes(j.panels, j.as, w.cols);
     j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, j.panels->tile_rows);
     plan(&j);
     if (reserve(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
-    if (!cpu_packed_already(c, (struct cpu_packed){x.data, j.panels, NULL, (int32_t)w.format->id,
-                                                   x.rows, j.planes})) {
+    if (!cpu_packed_already(
+            c, (struct cpu_packed){x.data, j.panels, NULL, (int32_t)j.as, x.rows, j.planes})) {
         cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
     }
     cpu_pool_run_ranges(c->pool, j.n_blocks * j.n_ranges, codes_task, &j, NULL);

@@ -36,6 +36,13 @@ static int32_t planes_of(const struct weight_desc *d, const struct weight_piece 
     return weights_alone || fine_head || d->fine_inputs ? ACT_PLANES_MAX : 1;
 }
 
+/* Whether panels of rows of both pieces, of one format, may be one. */
+static bool panels_alike(const struct weight_piece *a, const struct weight_piece *b)
+{
+    return !a->format || !weight_format_has_scales(a->format) ||
+           codes_panels_of(a->format->id, &a->scales) == codes_panels_of(b->format->id, &b->scales);
+}
+
 /* The pieces [from, *end) of d that make one run: neighbours of one format, whose
  * products take inputs alike. */
 static int32_t run_end(const struct weight_desc *d, int32_t from)
@@ -45,7 +52,8 @@ static int32_t run_end(const struct weight_desc *d, int32_t from)
     while (end < d->n_pieces && d->piece[end].format == d->piece[from].format &&
            d->piece[end].stride == d->piece[from].stride &&
            planes_of(d, &d->piece[end]) == planes_of(d, &d->piece[from]) &&
-           act_scale_of(&d->piece[end]) == act_scale_of(&d->piece[from])) {
+           act_scale_of(&d->piece[end]) == act_scale_of(&d->piece[from]) &&
+           panels_alike(&d->piece[from], &d->piece[end])) {
         end++;
     }
     return end;
@@ -118,8 +126,9 @@ static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_
         }
         ret->m.rows += p->rows;
     }
-    cpu_block_ways(&c->ways, &c->k, ret->m.format->id);
     ret->n_parts = n;
+    cpu_block_ways(&c->ways, &c->k, ret->m.format->id);
+    cpu_block_ways(&c->ways, &c->k, cpu_panels_as(ret));
     ret->m.data = (void *)(uintptr_t)ret->part[0].data; /* only read */
     return 0;
 }

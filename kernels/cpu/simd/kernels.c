@@ -159,6 +159,34 @@ void cpu_kernels_plain(struct cpu_kernels *k)
                               .transpose_sums = transpose_sums};
 }
 
+/* ---- panels of codes ---- */
+
+/* Groups of n columns of panels as a format has them, and their width. */
+static int64_t panel_groups(enum weight_format_id as, int32_t n, int32_t *ret_width)
+{
+    int32_t of_blocks = weight_format_of(as)->group_values;
+
+    *ret_width = of_blocks > 0 ? of_blocks : 32; /* of codes whose scales are apart */
+    return div_ceil(n, FORMAT_BLOCK_MAX) * (FORMAT_BLOCK_MAX / *ret_width);
+}
+
+int64_t cpu_code_tile_bytes(const struct cpu_code_panels *p, enum weight_format_id as, int32_t n)
+{
+    int32_t width;
+    int64_t groups = panel_groups(as, n, &width);
+
+    return (p->wide ? 2 : 1) * groups * code_tile_entry(width, p->tile_rows);
+}
+
+int64_t cpu_code_panel_bytes(const struct cpu_code_panels *p, enum weight_format_id as, int32_t n)
+{
+    int32_t width;
+    int64_t groups = panel_groups(as, n, &width);
+    int32_t bytes = p->digits > 0 ? p->digits : p->wide ? 2 : 1;
+
+    return bytes * groups * code_panel_entry(width, weight_format_of(as)->minima);
+}
+
 /* ---- tables ---- */
 
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
@@ -198,6 +226,9 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
     }
     if (isa >= CPU_AVX2 && isa <= CPU_AMX) {
         cpu_codes_avx2(k);
+    }
+    if (isa >= CPU_AVX512_VNNI && isa <= CPU_AMX) {
+        cpu_codes_avx512vnni(k);
     }
 #elif defined(__aarch64__)
     if (isa == CPU_NEON) {

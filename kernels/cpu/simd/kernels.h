@@ -210,22 +210,10 @@ static inline int64_t code_tile_entry(int32_t group, int32_t n_x)
     return n_x * (group + 8);
 }
 
-/* Bytes of a panel of n columns, and of a tile of `rows` rows; twice as many where
- * codes are wide. */
-static inline int64_t code_panel_bytes(const struct weight_format *f, int32_t n)
-{
-    int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
-
-    return blocks * (FORMAT_BLOCK_MAX / f->group_values) *
-           code_panel_entry(f->group_values, f->minima);
-}
-
-static inline int64_t code_tile_bytes(const struct weight_format *f, int32_t n, int32_t rows)
-{
-    int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
-
-    return blocks * (FORMAT_BLOCK_MAX / f->group_values) * code_tile_entry(f->group_values, rows);
-}
+/* Bytes of a tile of p->tile_rows rows, and of a panel, of n columns; they are those of
+ * format `as`. */
+int64_t cpu_code_tile_bytes(const struct cpu_code_panels *p, enum weight_format_id as, int32_t n);
+int64_t cpu_code_panel_bytes(const struct cpu_code_panels *p, enum weight_format_id as, int32_t n);
 
 /* Cache lines of the next panel's stored rows, prefetched a few with every tile. */
 struct line_prefetch {
@@ -398,6 +386,7 @@ void cpu_blocks_plain(struct cpu_kernels *k);
 /* Those of codes whose scales are apart; each after the other formats'. */
 void cpu_codes_plain(struct cpu_kernels *k);
 void cpu_codes_avx2(struct cpu_kernels *k);
+void cpu_codes_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_256_avx512vnni(struct cpu_kernels *k); /* to `other` */

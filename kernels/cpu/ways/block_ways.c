@@ -140,11 +140,13 @@ static void choose_panels(const struct cpu_block_ways *w, struct cpu_kernels *k,
 
 void cpu_block_ways(struct cpu_block_ways *w, struct cpu_kernels *k, enum weight_format_id f)
 {
-    if (!has_sets(w->isa) || w->known[f]) {
+    if (!has_sets(w->isa) || w->known[f] || f == FORMAT_F32) {
         return;
     }
     w->known[f] = true;
     choose_rows(w, k, f, BLOCKS_ONE_ROW);
     choose_rows(w, k, f, BLOCKS_FEW_ROWS);
-    choose_panels(w, k, f);
+    if (f < FORMAT_FP8) {
+        choose_panels(w, k, f);
+    }
 }

@@ -1,0 +1,189 @@
+/* Products with codes whose scales are apart with AVX-512's integer dot products: as
+ * codes_plain.c specifies. Those of bytes want codes without a sign; what they are too
+ * high by is taken off the sums of groups. Codes of e4m3 are two words each. */
+#include "kernels/cpu/blocks/codes_x86.h"
+#include "kernels/cpu/blocks/sums_avx512.h"
+
+#ifdef __AVX512VNNI__
+
+enum { PAIRS = GROUPS / 2 };
+
+/* Accumulators of groups of 16; of groups of 32 in the lower half. */
+struct sums {
+    __m512 acc[TILE_ROWS];
+};
+
+/* 256 codes of a row. */
+struct codes {
+    __m512i v[PAIRS];                  /* of two groups of 32, above_shift too high */
+    __m512i high[GROUPS], low[GROUPS]; /* of e4m3, of a group each: 512 * high + low */
+};
+
+/* log2 of what codes.v are above the codes. */
+INLINE int above_shift(const enum weight_format_id f)
+{
+    return f == FORMAT_INT8 ? 7 : 4;
+}
+
+/* The zero points of the 64 codes of pair p. */
+INLINE __m512i zeros_of_pair(const int8_t *zero, const int p, const int group)
+{
+    const __m512i lane =
+        _mm512_setr_epi64(0, 0, 0x0101010101010101, 0x0101010101010101, 0x0202020202020202,
+                          0x0202020202020202, 0x0303030303030303, 0x0303030303030303);
+    __m512i of = _mm512_add_epi8(lane, _mm512_set1_epi8((char)(4 * p)));
+    __m128i all = group == 32 ? _mm_loadl_epi64((const __m128i *)zero)
+                              : _mm_loadu_si128((const __m128i *)zero);
+
+    if (group == 32) { /* a half of the numbers of groups of 16 */
+        of = _mm512_and_si512(_mm512_srli_epi16(of, 1), _mm512_set1_epi8(7));
+    }
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), of);
+}
+
+INLINE __m512i pair_codes(const enum weight_format_id f, const uint8_t *codes, const int p,
+                          const int8_t *zero, const int group)
+{
+    const __m512i levels = _mm512_add_epi8(
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)weight_levels_mxfp4)),
+        _mm512_set1_epi8(16));
+
+    if (f == FORMAT_INT8) {
+        return _mm512_xor_si512(_mm512_loadu_si512(codes + 64 * p), _mm512_set1_epi8((char)0x80));
+    }
+    __m512i v = _mm512_cvtepu8_epi16(load32(codes + 32 * p));
+    v = _mm512_and_si512(_mm512_or_si512(v, _mm512_slli_epi16(v, 4)), _mm512_set1_epi8(15));
+    if (f == FORMAT_FP4) {
+        return _mm512_shuffle_epi8(levels, v);
+    }
+    v = _mm512_add_epi8(v, _mm512_set1_epi8(zero ? 16 : 8));
+    return zero ? _mm512_sub_epi8(v, zeros_of_pair(zero, p, group)) : v;
+}
+
+/* Group g of e4m3. */
+INLINE void group_words(struct codes *ret, const uint8_t *codes, const int g)
+{
+    __m512i c = _mm512_cvtepu8_epi16(load32(codes + 32 * g));
+    __m512i exponent = _mm512_and_si512(_mm512_srli_epi16(c, 3), _mm512_set1_epi16(15));
+    __mmask32 normal = _mm512_test_epi16_mask(exponent, exponent);
+    __mmask32 minus = _mm512_test_epi16_mask(c, _mm512_set1_epi16(0x80));
+    __m512i digits = _mm512_and_si512(c, _mm512_set1_epi16(7));
+    __m512i shift = _mm512_mask_sub_epi16(exponent, normal, exponent, _mm512_set1_epi16(1));
+
+    digits = _mm512_or_si512(digits, _mm512_maskz_set1_epi16(normal, 8));
+    __m512i low = _mm512_and_si512(_mm512_sllv_epi16(digits, shift), _mm512_set1_epi16(511));
+    __m512i high = _mm512_srlv_epi16(_mm512_slli_epi16(digits, 5),
+                                     _mm512_sub_epi16(_mm512_set1_epi16(14), shift));
+    ret->low[g] = _mm512_mask_sub_epi16(low, minus, _mm512_setzero_si512(), low);
+    ret->high[g] = _mm512_mask_sub_epi16(high, minus, _mm512_setzero_si512(), high);
+}
+
+INLINE void unpack(struct codes *ret, const enum weight_format_id f, const uint8_t *codes,
+                   const int8_t *zero, const int group)
+{
+    if (f == FORMAT_FP8) {
+#pragma GCC unroll 8
+        for (int g = 0; g < GROUPS; g++) {
+            group_words(ret, codes, g);
+        }
+        return;
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < PAIRS; p++) {
+        ret->v[p] = pair_codes(f, codes, p, zero, group);
+    }
+}
+
+/* The sums of products of a group of e4m3, two and two. */
+INLINE __m512i word_products(const struct codes *w, const struct act_block *x, const int g)
+{
+    __m512i q = _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i *)(x->code + 32 * g)));
+    __m512i sum = _mm512_slli_epi32(_mm512_madd_epi16(w->high[g], q), 9);
+
+    return _mm512_dpwssd_epi32(sum, w->low[g], q);
+}
+
+/* The sums of the products of groups 2p and 2p + 1, four in the place of four bytes. */
+INLINE __m512i products(const enum weight_format_id f, const struct codes *w,
+                        const struct act_block *x, const int p)
+{
+    if (f == FORMAT_FP8) {
+        __m512i a = word_products(w, x, 2 * p), b = word_products(w, x, 2 * p + 1);
+        return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xDD));
+    }
+    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w->v[p],
+                               _mm512_load_si512(x->code + 64 * p));
+}
+
+/* Add the sums of eight groups of 32. */
+INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, __m512i sums,
+                         const float *scale, const float *min, const struct act_block *x,
+                         const bool minima)
+{
+    __m256i sum = pairs_of_sums(sums);
+    __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_load_ps(x->scale));
+
+    if (f != FORMAT_FP8) {
+        __m256i above = _mm256_load_si256((const __m256i *)x->total32);
+        sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(above, above_shift(f)));
+    }
+    __m256 to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), by, _mm512_castps512_ps256(acc));
+    if (minima) {
+        to = _mm256_fnmadd_ps(_mm256_loadu_ps(min), _mm256_load_ps(x->sum32), to);
+    }
+    return _mm512_castps256_ps512(to);
+}
+
+/* The same of sixteen groups of 16. */
+INLINE __m512 add_halves(__m512 acc, const enum weight_format_id f, __m512i sums,
+                         const float *scale, const float *min, const struct act_block *x,
+                         const bool minima)
+{
+    __m512i sum = halves_of_sums(sums);
+
+    if (f != FORMAT_FP8) {
+        __m512i above = _mm512_load_si512(x->total16);
+        sum = _mm512_sub_epi32(sum, _mm512_slli_epi32(above, (unsigned)above_shift(f)));
+    }
+    __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scale), twice(x->scale));
+    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, acc);
+    return minima ? _mm512_fnmadd_ps(_mm512_loadu_ps(min), _mm512_load_ps(x->sum16), acc) : acc;
+}
+
+INLINE void add_block(struct sums *s, const enum weight_format_id f, const struct codes *w,
+                      const float *scale, const float *min, const struct act_block *x,
+                      const int n_x, const int group, const bool minima)
+{
+#pragma GCC unroll 4
+    for (int j = 0; j < n_x; j++) {
+        __m512i sums = sums_of_vectors(products(f, w, &x[j], 0), products(f, w, &x[j], 1),
+                                       products(f, w, &x[j], 2), products(f, w, &x[j], 3));
+        s->acc[j] = group == 32 ? add_groups(s->acc[j], f, sums, scale, min, &x[j], minima)
+                                : add_halves(s->acc[j], f, sums, scale, min, &x[j], minima);
+    }
+}
+
+INLINE void clear_sums(struct sums *s, const int n_x)
+{
+    for (int j = 0; j < n_x; j++) {
+        s->acc[j] = _mm512_setzero_ps();
+    }
+}
+
+INLINE void put_sums(float *out, const struct sums *s, const int n_x, const int group)
+{
+    for (int j = 0; j < n_x; j++) {
+        __m256 low = _mm512_castps512_ps256(s->acc[j]);
+        out[j] =
+            sum_lanes(group == 32 ? low : _mm256_add_ps(low, _mm512_extractf32x8_ps(s->acc[j], 1)));
+    }
+}
+
+#include "kernels/cpu/blocks/codes_rows_x86.h"
+
+void cpu_codes_avx512vnni(struct cpu_kernels *k)
+{
+    set_dots(&k->blocks, "int8, avx512vnni");
+}
+
+#endif
