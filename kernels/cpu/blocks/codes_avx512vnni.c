@@ -2,6 +2,7 @@
  * codes_plain.c specifies. Those of bytes want codes without a sign; what they are too
  * high by is taken off the sums of groups. Codes of e4m3 are two words each. */
 #include "kernels/cpu/blocks/codes_x86.h"
+#include "kernels/cpu/blocks/e4m3_avx512.h"
 #include "kernels/cpu/blocks/sums_avx512.h"
 
 #ifdef __AVX512VNNI__
@@ -60,31 +61,15 @@ INLINE __m512i pair_codes(const enum weight_format_id f, const uint8_t *codes, c
     return zero ? _mm512_sub_epi8(v, zeros_of_pair(zero, p, group)) : v;
 }
 
-/* Group g of e4m3. */
-INLINE void group_words(struct codes *ret, const uint8_t *codes, const int g)
-{
-    __m512i c = _mm512_cvtepu8_epi16(load32(codes + 32 * g));
-    __m512i exponent = _mm512_and_si512(_mm512_srli_epi16(c, 3), _mm512_set1_epi16(15));
-    __mmask32 normal = _mm512_test_epi16_mask(exponent, exponent);
-    __mmask32 minus = _mm512_test_epi16_mask(c, _mm512_set1_epi16(0x80));
-    __m512i digits = _mm512_and_si512(c, _mm512_set1_epi16(7));
-    __m512i shift = _mm512_mask_sub_epi16(exponent, normal, exponent, _mm512_set1_epi16(1));
-
-    digits = _mm512_or_si512(digits, _mm512_maskz_set1_epi16(normal, 8));
-    __m512i low = _mm512_and_si512(_mm512_sllv_epi16(digits, shift), _mm512_set1_epi16(511));
-    __m512i high = _mm512_srlv_epi16(_mm512_slli_epi16(digits, 5),
-                                     _mm512_sub_epi16(_mm512_set1_epi16(14), shift));
-    ret->low[g] = _mm512_mask_sub_epi16(low, minus, _mm512_setzero_si512(), low);
-    ret->high[g] = _mm512_mask_sub_epi16(high, minus, _mm512_setzero_si512(), high);
-}
-
 INLINE void unpack(struct codes *ret, const enum weight_format_id f, const uint8_t *codes,
                    const int8_t *zero, const int group)
 {
     if (f == FORMAT_FP8) {
 #pragma GCC unroll 8
         for (int g = 0; g < GROUPS; g++) {
-            group_words(ret, codes, g);
+            struct e4m3_words v = e4m3_words_of(codes + 32 * g);
+            ret->high[g] = e4m3_signed(v.high, v.minus);
+            ret->low[g] = e4m3_signed(v.low, v.minus);
         }
         return;
     }

@@ -11,8 +11,12 @@
  *     panel: scales [16], minima [16] of formats with minima, codes [group / 4][16][4]
  *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum
  *            begins with, or with minima what they are multiplied with
+ *
+ * Codes of e4m3 are three digits in panels, all of the greatest ones of an entry first;
+ * between two digits the sum is shifted.
  */
 #include "kernels/cpu/blocks/codes_panels_x86.h"
+#include "kernels/cpu/blocks/e4m3_avx512.h"
 #include "kernels/cpu/blocks/panels_avx512.h"
 
 #ifdef __AVX512VNNI__
@@ -249,30 +253,105 @@ static void pack_apart_32(void *panel, enum weight_format_id f, const void *cons
     pack_codes(panel, &r, 32);
 }
 
-/* ---- tiles ---- */
-
-/* What the integer sums are too high by, with its sign turned. */
-INLINE __m512i above_of(__m512i total, const int shift)
+/* Bytes of an entry of a panel. */
+INLINE int64_t panel_entry(const int group, const bool minima, const int digits)
 {
-    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(total, (unsigned)shift));
+    return code_panel_entry(group, minima) + (digits - 1) * CODE_PANEL_ROWS * group;
 }
 
-/* Write row j of a tile's n_x: 256 values. `shift` is zero_shift of the format, -1 of
- * those with minima. */
+/* Digits of 256 codes of e4m3 of sixteen rows. */
+struct digits {
+    _Alignas(64) uint8_t v[ROWS][DIGITS][FORMAT_BLOCK_MAX];
+    __m512i scale[ROWS];
+};
+
+INLINE void digits_of_row(struct digits *d, int32_t i, const struct panel_rows *r, int32_t at)
+{
+    const uint8_t *codes = (const uint8_t *)r->row[i] + at;
+    uint8_t last[FORMAT_BLOCK_MAX] = {0};
+
+    d->scale[i] = _mm512_zextsi256_si512(load32((const uint8_t *)row_block(NULL, r, i, at)));
+    if (r->n - at < FORMAT_BLOCK_MAX) { /* what follows the row is not read */
+        codes = memcpy(last, codes, (size_t)(r->n - at));
+    }
+    for (int g = 0; g < FORMAT_BLOCK_MAX / 32; g++) {
+        e4m3_digits(d->v[i][0] + 32 * g, FORMAT_BLOCK_MAX, codes + 32 * g);
+    }
+}
+
+INLINE void put_digits(const struct entries *e, struct digits *d)
+{
+    __m512i v[ROWS];
+
+    for (int digit = 0; digit < DIGITS; digit++) {
+        for (int q = 0; q < 4; q++) {
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) {
+                v[i] = _mm512_load_si512(d->v[i][digit] + 64 * q);
+            }
+            transpose(v);
+#pragma GCC unroll 16
+            for (int k = 0; k < 16; k++) {
+                _mm512_store_si512(e->at[2 * q + k / 8] + 64 * (1 + 8 * digit + k % 8), v[k]);
+            }
+        }
+    }
+    transpose(d->scale);
+#pragma GCC unroll 8
+    for (int l = 0; l < FORMAT_BLOCK_MAX / 32; l++) {
+        _mm512_store_si512(e->at[l], d->scale[l]);
+    }
+}
+
+static void pack_e4m3(void *panel, enum weight_format_id f, const void *const *row,
+                      const struct row_scales *scales, int32_t n, int64_t ahead)
+{
+    struct code_groups of[CODE_PANEL_ROWS];
+    struct panel_rows r = {
+        .row = row, .scales = scales, .f = f, .n = n, .group = 32, .ahead = ahead, .of = of};
+    const int64_t entry = panel_entry(32, false, DIGITS);
+    struct entries e = first_entries(panel, 32, entry, (int32_t)div_ceil(n, FORMAT_BLOCK_MAX));
+    struct digits d;
+
+    for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX) {
+        rows_at(&r, at);
+        for (int32_t i = 0; i < ROWS; i++) {
+            digits_of_row(&d, i, &r, at);
+        }
+        put_digits(&e, &d);
+        next_entries(&e, 32, entry);
+    }
+}
+
+/* ---- tiles ---- */
+
+/* What the codes of a panel are above those of the format; 0 of those with minima. */
+INLINE int32_t above_of(const enum weight_format_id f)
+{
+    return has_minima(f) ? 0 : f == FORMAT_FP8 ? DIGITS_ABOVE : 1 << zero_shift(f);
+}
+
+/* What the integer sums are too high by, with its sign turned. */
+INLINE __m512i sums_above(__m512i total, const int32_t above)
+{
+    return _mm512_mullo_epi32(total, _mm512_set1_epi32(-above));
+}
+
+/* Write row j of a tile's n_x: 256 values. */
 INLINE void put_x(const struct entries *e, const struct act_block *x, const int group,
-                  const int shift, int32_t j, int32_t n_x)
+                  const int32_t above, int32_t j, int32_t n_x)
 {
     _Alignas(64) int32_t third[16];
     int64_t third_at = (int64_t)n_x * group + 4 * (n_x + j);
     const int32_t *total = group == 16 ? x->total16 : x->total32;
 
-    if (shift < 0) {
+    if (above == 0) {
         memcpy(third, group == 16 ? x->sum16 : x->sum32, (size_t)(1024 / group));
     } else if (group == 16) {
-        _mm512_store_si512(third, above_of(_mm512_load_si512(total), shift));
+        _mm512_store_si512(third, sums_above(_mm512_load_si512(total), above));
     } else {
-        _mm512_store_si512(third,
-                           above_of(_mm512_castsi256_si512(load32((const uint8_t *)total)), shift));
+        _mm512_store_si512(
+            third, sums_above(_mm512_castsi256_si512(load32((const uint8_t *)total)), above));
     }
 #pragma GCC unroll 16
     for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
@@ -284,7 +363,7 @@ INLINE void put_x(const struct entries *e, const struct act_block *x, const int 
 }
 
 INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, int32_t planes,
-                        const int group, const int shift)
+                        const int group, const int32_t above)
 {
     int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX), padded = (n_x + 3) / 4 * 4;
     int64_t entry = code_tile_entry(group, padded);
@@ -298,7 +377,7 @@ INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t 
             if (j < n_x) {
                 quantise_plane(&a, x[j / planes], b * FORMAT_BLOCK_MAX, n, j % planes);
             }
-            put_x(&e, j < n_x ? &a : &zero, group, shift, j, padded);
+            put_x(&e, j < n_x ? &a : &zero, group, above, j, padded);
             next_entries(&e, group, entry);
         }
     }
@@ -308,9 +387,9 @@ static void pack_x(void *tile, enum weight_format_id f, const float *const *x, i
                    int32_t n, int32_t planes)
 {
     if (!has_halves(f)) {
-        pack_rows_x(tile, x, n_x, n, planes, 32, zero_shift(f));
+        pack_rows_x(tile, x, n_x, n, planes, 32, above_of(f));
     } else {
-        pack_rows_x(tile, x, n_x, n, planes, 16, zero_shift(f));
+        pack_rows_x(tile, x, n_x, n, planes, 16, above_of(f));
     }
 }
 
@@ -334,22 +413,31 @@ INLINE float load_f32(const char *p)
 
 /* Add the sums of an entry to acc[n_x]. */
 INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, const int group,
-                      const bool minima)
+                      const bool minima, const int digits)
 {
     const char *scale = x + n_x * group, *third = scale + 4 * n_x;
+    const int steps = group / 4;
     __m512i sum[TILE];
 
 #pragma GCC unroll 12
     for (int j = 0; j < n_x; j++) {
-        sum[j] = minima ? _mm512_setzero_si512() : _mm512_set1_epi32(load_i32(third + 4 * j));
+        sum[j] = minima || digits > 1 ? _mm512_setzero_si512()
+                                      : _mm512_set1_epi32(load_i32(third + 4 * j));
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < group / 4; i++) {
+#pragma GCC unroll 24
+    for (int i = 0; i < digits * steps; i++) {
         __m512i code = _mm512_load_si512(w + (minima ? 128 : 64) + 64 * i);
 #pragma GCC unroll 12
         for (int j = 0; j < n_x; j++) {
-            __m512i of_x = _mm512_set1_epi32(load_i32(x + j * group + 4 * i));
+            __m512i of_x = _mm512_set1_epi32(load_i32(x + j * group + 4 * (i % steps)));
+            sum[j] = i > 0 && i % steps == 0 ? _mm512_slli_epi32(sum[j], DIGIT_BITS) : sum[j];
             sum[j] = _mm512_dpbusd_epi32(sum[j], code, of_x);
+        }
+    }
+    if (digits > 1) {
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            sum[j] = _mm512_add_epi32(sum[j], _mm512_set1_epi32(load_i32(third + 4 * j)));
         }
     }
     __m512 of_w = _mm512_load_ps(w);
@@ -365,7 +453,7 @@ INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, 
 }
 
 INLINE void tile_dots(float *sum, int32_t stride, const char *w, const char *x, const int n_x,
-                      const int group, const bool minima, int32_t blocks)
+                      const int group, const bool minima, const int digits, int32_t blocks)
 {
     __m512 wait[DEPTH][TILE];
     int depth = 0;
@@ -377,8 +465,8 @@ INLINE void tile_dots(float *sum, int32_t stride, const char *w, const char *x, 
             acc[j] = _mm512_setzero_ps();
         }
         for (int32_t b = 0; b < blocks; b++) {
-            add_entry(acc, w, x, n_x, group, minima);
-            w += code_panel_entry(group, minima);
+            add_entry(acc, w, x, n_x, group, minima, digits);
+            w += panel_entry(group, minima, digits);
             x += code_tile_entry(group, n_x);
         }
         for (int pairs = l; pairs % 2 != 0; pairs /= 2) { /* the tree */
@@ -404,13 +492,15 @@ INLINE void rows_dots(float *sum, int32_t stride, const char *w, const char *x, 
                       enum weight_format_id f, int32_t blocks)
 {
     if (has_halves(f) && has_minima(f)) {
-        tile_dots(sum, stride, w, x, n_x, 16, true, blocks);
+        tile_dots(sum, stride, w, x, n_x, 16, true, 1, blocks);
     } else if (has_halves(f)) {
-        tile_dots(sum, stride, w, x, n_x, 16, false, blocks);
+        tile_dots(sum, stride, w, x, n_x, 16, false, 1, blocks);
     } else if (has_minima(f)) {
-        tile_dots(sum, stride, w, x, n_x, 32, true, blocks);
+        tile_dots(sum, stride, w, x, n_x, 32, true, 1, blocks);
+    } else if (f == FORMAT_FP8) {
+        tile_dots(sum, stride, w, x, n_x, 32, false, DIGITS, blocks);
     } else {
-        tile_dots(sum, stride, w, x, n_x, 32, false, blocks);
+        tile_dots(sum, stride, w, x, n_x, 32, false, 1, blocks);
     }
 }
 
@@ -431,6 +521,12 @@ static void dots(float *sum, int32_t stride, enum weight_format_id f, const void
 void cpu_panels_avx512vnni(struct cpu_kernels *k)
 {
     EACH_BLOCK_FORMAT(CODE_PANELS)
+    k->code_panels[FORMAT_FP8] = (struct cpu_code_panels){.tile_rows = TILE,
+                                                          .from = FROM,
+                                                          .digits = DIGITS,
+                                                          .pack_apart = pack_e4m3,
+                                                          .pack_x = pack_x,
+                                                          .dots = dots};
     k->code_panels[FORMAT_Q8_0].pack_apart = pack_apart_32;
     k->code_panels[FORMAT_Q6_K].pack_apart = pack_apart_16;
 }
