@@ -88,6 +88,7 @@ avx512 := $(avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 $(BUILD)/obj/%_avx2.o: extra := $(avx2)
 $(BUILD)/obj/%_avx512.o: extra := $(avx512)
 $(BUILD)/obj/%_avx512vnni.o: extra := $(avx512) -mavx512vnni
+$(BUILD)/obj/%_vbmi_avx512vnni.o: extra := $(avx512) -mavx512vnni -mavx512vbmi
 $(BUILD)/obj/%_gfni_avx512vnni.o: extra := $(avx512) -mavx512vnni -mgfni
 $(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
 $(BUILD)/obj/%_amx.o: extra := $(avx512) -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8

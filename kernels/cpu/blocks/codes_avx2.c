@@ -140,7 +140,8 @@ INLINE void put_sums(float *out, const struct sums *s, const int n_x, const int 
 
 void cpu_codes_avx2(struct cpu_kernels *k)
 {
-    set_dots(&k->blocks, "int8, avx2");
+    set_dots(&k->blocks);
+    k->blocks.codes_name = "int8, avx2";
 }
 
 #endif

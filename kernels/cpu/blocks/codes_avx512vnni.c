@@ -1,29 +1,21 @@
 /* Products with codes whose scales are apart with AVX-512's integer dot products: as
  * codes_plain.c specifies. Those of bytes want codes without a sign; what they are too
  * high by is taken off the sums of groups. Codes of e4m3 are two words each. */
-#include "kernels/cpu/blocks/codes_x86.h"
+#include "kernels/cpu/blocks/codes_sums_avx512.h"
 #include "kernels/cpu/blocks/e4m3_avx512.h"
-#include "kernels/cpu/blocks/sums_avx512.h"
 
 #ifdef __AVX512VNNI__
 
-enum { PAIRS = GROUPS / 2 };
-
-/* Accumulators of groups of 16; of groups of 32 in the lower half. */
-struct sums {
-    __m512 acc[TILE_ROWS];
-};
-
 /* 256 codes of a row. */
 struct codes {
-    __m512i v[PAIRS];                  /* of two groups of 32, above_shift too high */
+    __m512i v[PAIRS];                  /* of two groups of 32, above_by too high */
     __m512i high[GROUPS], low[GROUPS]; /* of e4m3, of a group each: 512 * high + low */
 };
 
-/* log2 of what codes.v are above the codes. */
-INLINE int above_shift(const enum weight_format_id f)
+/* What codes.v are above the codes. */
+INLINE int above_by(const enum weight_format_id f)
 {
-    return f == FORMAT_INT8 ? 7 : 4;
+    return f == FORMAT_FP8 ? 0 : f == FORMAT_INT8 ? 128 : 16;
 }
 
 /* The zero points of the 64 codes of pair p. */
@@ -100,41 +92,6 @@ INLINE __m512i products(const enum weight_format_id f, const struct codes *w,
                                _mm512_load_si512(x->code + 64 * p));
 }
 
-/* Add the sums of eight groups of 32. */
-INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, __m512i sums,
-                         const float *scale, const float *min, const struct act_block *x,
-                         const bool minima)
-{
-    __m256i sum = pairs_of_sums(sums);
-    __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_load_ps(x->scale));
-
-    if (f != FORMAT_FP8) {
-        __m256i above = _mm256_load_si256((const __m256i *)x->total32);
-        sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(above, above_shift(f)));
-    }
-    __m256 to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), by, _mm512_castps512_ps256(acc));
-    if (minima) {
-        to = _mm256_fnmadd_ps(_mm256_loadu_ps(min), _mm256_load_ps(x->sum32), to);
-    }
-    return _mm512_castps256_ps512(to);
-}
-
-/* The same of sixteen groups of 16. */
-INLINE __m512 add_halves(__m512 acc, const enum weight_format_id f, __m512i sums,
-                         const float *scale, const float *min, const struct act_block *x,
-                         const bool minima)
-{
-    __m512i sum = halves_of_sums(sums);
-
-    if (f != FORMAT_FP8) {
-        __m512i above = _mm512_load_si512(x->total16);
-        sum = _mm512_sub_epi32(sum, _mm512_slli_epi32(above, (unsigned)above_shift(f)));
-    }
-    __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scale), twice(x->scale));
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, acc);
-    return minima ? _mm512_fnmadd_ps(_mm512_loadu_ps(min), _mm512_load_ps(x->sum16), acc) : acc;
-}
-
 INLINE void add_block(struct sums *s, const enum weight_format_id f, const struct codes *w,
                       const float *scale, const float *min, const struct act_block *x,
                       const int n_x, const int group, const bool minima)
@@ -143,24 +100,7 @@ INLINE void add_block(struct sums *s, const enum weight_format_id f, const struc
     for (int j = 0; j < n_x; j++) {
         __m512i sums = sums_of_vectors(products(f, w, &x[j], 0), products(f, w, &x[j], 1),
                                        products(f, w, &x[j], 2), products(f, w, &x[j], 3));
-        s->acc[j] = group == 32 ? add_groups(s->acc[j], f, sums, scale, min, &x[j], minima)
-                                : add_halves(s->acc[j], f, sums, scale, min, &x[j], minima);
-    }
-}
-
-INLINE void clear_sums(struct sums *s, const int n_x)
-{
-    for (int j = 0; j < n_x; j++) {
-        s->acc[j] = _mm512_setzero_ps();
-    }
-}
-
-INLINE void put_sums(float *out, const struct sums *s, const int n_x, const int group)
-{
-    for (int j = 0; j < n_x; j++) {
-        __m256 low = _mm512_castps512_ps256(s->acc[j]);
-        out[j] =
-            sum_lanes(group == 32 ? low : _mm256_add_ps(low, _mm512_extractf32x8_ps(s->acc[j], 1)));
+        s->acc[j] = add_sums(s->acc[j], sums, above_by(f), scale, min, &x[j], group, minima);
     }
 }
 
@@ -168,7 +108,8 @@ INLINE void put_sums(float *out, const struct sums *s, const int n_x, const int 
 
 void cpu_codes_avx512vnni(struct cpu_kernels *k)
 {
-    set_dots(&k->blocks, "int8, avx512vnni");
+    set_dots(&k->blocks);
+    k->blocks.codes_name = "int8, avx512vnni";
 }
 
 #endif

@@ -9,7 +9,8 @@
  *     add_block(sums, f, codes, scale, min, x, n_x, group, minima)
  *                              their products, with the scales and minima of their groups
  *     put_sums(out, sums, n_x, group)
- * which are inlined with constant f, n_x, group and minima.
+ * which are inlined with constant f, n_x, group and minima. CODES_FORMATS(X) may be
+ * defined as X(name) for each format that is wanted; otherwise all are.
  */
 #ifdef INLINE
 
@@ -83,25 +84,22 @@ INLINE void dots_of(float *sum, const struct dot_rows *w, const enum weight_form
     }
 }
 
+#ifndef CODES_FORMATS
+#define CODES_FORMATS(X) X(FP8) X(INT8) X(INT4) X(FP4)
+#endif
+
 #define DOTS(NAME)                                                                                \
     static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
                             const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
     {                                                                                             \
         dots_of(sum, w, FORMAT_##NAME, n, x, n_x, ahead);                                         \
     }
-DOTS(FP8)
-DOTS(INT8)
-DOTS(INT4)
-DOTS(FP4)
+CODES_FORMATS(DOTS)
 
-/* Set the functions of cpu_blocks. */
-static void set_dots(struct cpu_blocks *b, const char *name)
+static void set_dots(struct cpu_blocks *b)
 {
-    b->codes_name = name;
-    b->dots[FORMAT_FP8] = dots_FP8;
-    b->dots[FORMAT_INT8] = dots_INT8;
-    b->dots[FORMAT_INT4] = dots_INT4;
-    b->dots[FORMAT_FP4] = dots_FP4;
+#define SET(NAME) b->dots[FORMAT_##NAME] = dots_##NAME;
+    CODES_FORMATS(SET)
 }
 
 #endif

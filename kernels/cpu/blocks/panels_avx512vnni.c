@@ -411,12 +411,41 @@ INLINE float load_f32(const char *p)
     return v;
 }
 
+/* Add the products of an entry's codes, or of one of their digits, to sum[n_x]. */
+INLINE void add_products(__m512i *sum, const char *w, const char *x, const int n_x, const int group)
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < group / 4; i++) {
+        __m512i code = _mm512_load_si512(w + 64 * i);
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            __m512i of_x = _mm512_set1_epi32(load_i32(x + j * group + 4 * i));
+            sum[j] = _mm512_dpbusd_epi32(sum[j], code, of_x);
+        }
+    }
+}
+
+/* The same of all digits that follow the first. */
+INLINE void add_digits(__m512i *sum, const char *w, const char *x, const int n_x, const int group,
+                       const int digits)
+{
+#pragma GCC unroll 1
+    for (int d = 1; d < digits; d++) {
+        w += CODE_PANEL_ROWS * group;
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            sum[j] = _mm512_slli_epi32(sum[j], DIGIT_BITS);
+        }
+        add_products(sum, w, x, n_x, group);
+    }
+}
+
 /* Add the sums of an entry to acc[n_x]. */
 INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, const int group,
                       const bool minima, const int digits)
 {
     const char *scale = x + n_x * group, *third = scale + 4 * n_x;
-    const int steps = group / 4;
+    const char *codes = w + (minima ? 128 : 64);
     __m512i sum[TILE];
 
 #pragma GCC unroll 12
@@ -424,17 +453,9 @@ INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, 
         sum[j] = minima || digits > 1 ? _mm512_setzero_si512()
                                       : _mm512_set1_epi32(load_i32(third + 4 * j));
     }
-#pragma GCC unroll 24
-    for (int i = 0; i < digits * steps; i++) {
-        __m512i code = _mm512_load_si512(w + (minima ? 128 : 64) + 64 * i);
-#pragma GCC unroll 12
-        for (int j = 0; j < n_x; j++) {
-            __m512i of_x = _mm512_set1_epi32(load_i32(x + j * group + 4 * (i % steps)));
-            sum[j] = i > 0 && i % steps == 0 ? _mm512_slli_epi32(sum[j], DIGIT_BITS) : sum[j];
-            sum[j] = _mm512_dpbusd_epi32(sum[j], code, of_x);
-        }
-    }
+    add_products(sum, codes, x, n_x, group);
     if (digits > 1) {
+        add_digits(sum, codes, x, n_x, group, digits);
 #pragma GCC unroll 12
         for (int j = 0; j < n_x; j++) {
             sum[j] = _mm512_add_epi32(sum[j], _mm512_set1_epi32(load_i32(third + 4 * j)));

@@ -229,6 +229,9 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
     }
     if (isa >= CPU_AVX512_VNNI && isa <= CPU_AMX) {
         cpu_codes_avx512vnni(k);
+        if (__builtin_cpu_supports("avx512vbmi")) {
+            cpu_codes_vbmi_avx512vnni(k);
+        }
     }
 #elif defined(__aarch64__)
     if (isa == CPU_NEON) {

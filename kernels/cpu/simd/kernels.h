@@ -387,6 +387,8 @@ void cpu_blocks_plain(struct cpu_kernels *k);
 void cpu_codes_plain(struct cpu_kernels *k);
 void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_codes_avx512vnni(struct cpu_kernels *k);
+/* FP8 in the place of the last; needs VBMI. */
+void cpu_codes_vbmi_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_256_avx512vnni(struct cpu_kernels *k); /* to `other` */
