@@ -22,10 +22,9 @@ INLINE __m512i times(__m512i v, const int by)
 }
 
 /* Add the sums of eight groups of 32. */
-INLINE __m512 add_groups(__m512 acc, __m512i sums, const int above, const float *scale,
+INLINE __m512 add_groups(__m512 acc, __m256i sum, const int above, const float *scale,
                          const float *min, const struct act_block *x, const bool minima)
 {
-    __m256i sum = pairs_of_sums(sums);
     __m256 by = _mm256_mul_ps(_mm256_loadu_ps(scale), _mm256_load_ps(x->scale));
 
     if (above > 0) {
@@ -41,26 +40,15 @@ INLINE __m512 add_groups(__m512 acc, __m512i sums, const int above, const float 
 }
 
 /* The same of sixteen groups of 16. */
-INLINE __m512 add_halves(__m512 acc, __m512i sums, const int above, const float *scale,
+INLINE __m512 add_halves(__m512 acc, __m512i sum, const int above, const float *scale,
                          const float *min, const struct act_block *x, const bool minima)
 {
-    __m512i sum = halves_of_sums(sums);
-
     if (above > 0) {
         sum = _mm512_sub_epi32(sum, times(_mm512_load_si512(x->total16), above));
     }
     __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scale), twice(x->scale));
     acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, acc);
     return minima ? _mm512_fnmadd_ps(_mm512_loadu_ps(min), _mm512_load_ps(x->sum16), acc) : acc;
-}
-
-/* Add sums of each 16 codes, which are of codes that are `above` too high. */
-INLINE __m512 add_sums(__m512 acc, __m512i sums, const int above, const float *scale,
-                       const float *min, const struct act_block *x, const int group,
-                       const bool minima)
-{
-    return group == 32 ? add_groups(acc, sums, above, scale, min, x, minima)
-                       : add_halves(acc, sums, above, scale, min, x, minima);
 }
 
 INLINE void clear_sums(struct sums *s, const int n_x)

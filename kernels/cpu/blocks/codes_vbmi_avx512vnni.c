@@ -60,7 +60,10 @@ INLINE void add_block(struct sums *s, const enum weight_format_id f, const struc
     for (int j = 0; j < n_x; j++) {
         __m512i sums = sums_of_vectors(products(w, &x[j], 0), products(w, &x[j], 1),
                                        products(w, &x[j], 2), products(w, &x[j], 3));
-        s->acc[j] = add_sums(s->acc[j], sums, DIGITS_ABOVE, scale, min, &x[j], group, minima);
+        s->acc[j] = group == 32 ? add_groups(s->acc[j], pairs_of_sums(sums), DIGITS_ABOVE, scale,
+                                             min, &x[j], minima)
+                                : add_halves(s->acc[j], halves_of_sums(sums), DIGITS_ABOVE, scale,
+                                             min, &x[j], minima);
     }
 }
 

@@ -43,7 +43,7 @@ INLINE __m256 e8m0_of(__m256i code)
 }
 
 /* Eight scales. */
-INLINE __m256 eight_scales(enum scale_type t, const void *at)
+INLINE __m256 eight_scales(const enum scale_type t, const void *at)
 {
     switch (t) {
     case SCALE_F32:
@@ -60,23 +60,47 @@ INLINE __m256 eight_scales(enum scale_type t, const void *at)
     }
 }
 
-/* The scales of n columns of a row from scale `first` on, each to 2^shift neighbours. */
-INLINE void spread_scales(float *to, const struct weight_scales *s, int64_t first, int32_t n,
-                          int32_t shift, float unit)
+/* n scales at `at`, each to 2^shift neighbours. */
+INLINE void spread_scales(float *to, const enum scale_type t, const char *at, int32_t n,
+                          int32_t shift, float scale_factor, float unit)
 {
-    const __m256 factor = _mm256_set1_ps(s->factor), of_code = _mm256_set1_ps(unit);
+    const __m256 factor = _mm256_set1_ps(scale_factor), of_code = _mm256_set1_ps(unit);
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    int32_t bytes = scale_type_bytes(s->type);
-    const char *at = (const char *)s->data + first * bytes;
+    const int32_t bytes = t == SCALE_F32 ? 4 : t == SCALE_F16 || t == SCALE_BF16 ? 2 : 1;
 
     for (; n > 0; n -= 8, at += 8 * bytes) {
         char last[32] = {0};
         const void *from = n < 8 ? memcpy(last, at, (size_t)(n * bytes)) : at;
-        __m256 v = _mm256_mul_ps(_mm256_mul_ps(factor, eight_scales(s->type, from)), of_code);
+        __m256 v = _mm256_mul_ps(_mm256_mul_ps(factor, eight_scales(t, from)), of_code);
         for (int32_t k = 0; k < 1 << shift; k++, to += 8) {
             __m256i of = _mm256_srli_epi32(_mm256_add_epi32(lane, _mm256_set1_epi32(8 * k)), shift);
             _mm256_store_ps(to, _mm256_permutevar8x32_ps(v, of));
         }
+    }
+}
+
+/* Those of a row from scale `first` on. */
+static inline void scales_of_row(float *to, const struct weight_scales *s, int64_t first, int32_t n,
+                                 int32_t shift, float unit)
+{
+    const char *at = (const char *)s->data + first * scale_type_bytes(s->type);
+
+    switch (s->type) {
+    case SCALE_F32:
+        spread_scales(to, SCALE_F32, at, n, shift, s->factor, unit);
+        break;
+    case SCALE_F16:
+        spread_scales(to, SCALE_F16, at, n, shift, s->factor, unit);
+        break;
+    case SCALE_BF16:
+        spread_scales(to, SCALE_BF16, at, n, shift, s->factor, unit);
+        break;
+    case SCALE_E8M0:
+        spread_scales(to, SCALE_E8M0, at, n, shift, s->factor, unit);
+        break;
+    case SCALE_E4M3:
+        spread_scales(to, SCALE_E4M3, at, n, shift, s->factor, unit);
+        break;
     }
 }
 
@@ -95,7 +119,7 @@ static void groups_of_span(struct code_groups *ret, const struct row_scales *r,
         return;
     }
     if (width < n) {
-        spread_scales(ret->scale, s, i * s->stride + at / width, (int32_t)div_ceil(here, width),
+        scales_of_row(ret->scale, s, i * s->stride + at / width, (int32_t)div_ceil(here, width),
                       shift, codes_unit(f));
     } else {
         __m256 v = _mm256_set1_ps(s->factor * weight_scale_load(s, i * s->stride) * codes_unit(f));
