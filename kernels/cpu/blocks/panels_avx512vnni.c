@@ -425,6 +425,9 @@ INLINE void add_products(__m512i *sum, const char *w, const char *x, const int n
     }
 }
 
+/* The compiler may not keep what it has read of x: registers do not hold it. */
+#define READ_AGAIN(x) __asm__("" : "+r"(x))
+
 /* The same of all digits that follow the first. */
 INLINE void add_digits(__m512i *sum, const char *w, const char *x, const int n_x, const int group,
                        const int digits)
@@ -432,6 +435,7 @@ INLINE void add_digits(__m512i *sum, const char *w, const char *x, const int n_x
 #pragma GCC unroll 1
     for (int d = 1; d < digits; d++) {
         w += CODE_PANEL_ROWS * group;
+        READ_AGAIN(x);
 #pragma GCC unroll 12
         for (int j = 0; j < n_x; j++) {
             sum[j] = _mm512_slli_epi32(sum[j], DIGIT_BITS);
