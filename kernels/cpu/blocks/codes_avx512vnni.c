@@ -36,8 +36,8 @@ INLINE __m512i zeros_of_turned(const int8_t *zero, const int p, const int group)
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), of);
 }
 
-/* Vectors p and p + 1 of codes of four bits, in the order of act_block's `turned`, which
- * is what pairs of codes fall into. */
+/* Vectors p and p + 1 of codes of four bits, in the order of act_block's `turned`, into
+ * which pairs of codes fall. */
 INLINE void turned_codes(__m512i ret[2], const enum weight_format_id f, const uint8_t *codes,
                          const int p, const int8_t *zero, const int group)
 {

@@ -1,4 +1,4 @@
-/* Rows of codes whose scales are apart, as panels of every instruction set take them. */
+/* Rows of codes whose scales are apart, as panels of each instruction set take them. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_CODES_PANELS_X86_H
 #define QUIRE_KERNELS_CPU_BLOCKS_CODES_PANELS_X86_H
 

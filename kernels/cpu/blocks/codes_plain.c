@@ -1,7 +1,7 @@
 /* The specification of products with codes whose scales are apart (weight_format.h).
  *
- * They are those of blocks (blocks_plain.c), with groups of 32 codes, or of 16 where the
- * weight's scales are of fewer than 32 columns:
+ * They are those of blocks (blocks_plain.c), with groups of 32 codes, or of 16 where
+ * scales of the weight are not of whole 32 columns:
  *
  *     acc[g] = fma(sum, scale_w * scale_x, acc[g])
  *     acc[g] = fma(-min_w, sum_x, acc[g])
@@ -32,7 +32,7 @@ static void integers_of(int32_t *ret, enum weight_format_id f, const uint8_t *co
     }
 }
 
-/* Add the groups of a block to acc; minima: of each group, NULL where there are none. */
+/* Add the groups of a block to acc; min: of each group, NULL where there are none. */
 static void add_groups(float *acc, const int32_t *w, const float *scale, const float *min,
                        const struct act_block *x, int32_t group)
 {

@@ -1,5 +1,6 @@
-/* The frame of products with codes whose scales are apart: every row of w with a tile of
- * x, 256 values at a time. A file includes it once, after codes_x86.h and after defining
+/* The frame of products with codes whose scales are apart: every row of w with a tile
+ * of x, 256 values at a time. A file includes it once, after codes_x86.h and after
+ * defining
  *     struct sums              accumulators of TILE_ROWS rows of x
  *     struct codes             256 codes of a row
  *     clear_sums(sums, n_x)

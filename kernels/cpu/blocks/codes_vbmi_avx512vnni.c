@@ -1,5 +1,5 @@
 /* Products with codes of e4m3 whose scales are apart, with AVX-512's permutations of
- * bytes: an integer of 18 bits is three digits, each looked up for 64 codes at a time. */
+ * bytes: an integer of 18 bits is three digits, each looked up for 64 codes at once. */
 #include "kernels/cpu/blocks/codes_sums_avx512.h"
 #include "kernels/cpu/blocks/e4m3_avx512.h"
 

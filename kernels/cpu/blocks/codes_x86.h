@@ -1,5 +1,5 @@
-/* Codes whose scales are apart in vectors of 32 bytes, and their scales eight at a time:
- * for the rows and panels of instruction sets that have AVX2. */
+/* Codes whose scales are apart in vectors of 32 bytes, and their scales eight at a
+ * time: for the rows and panels of instruction sets that have AVX2. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_CODES_X86_H
 #define QUIRE_KERNELS_CPU_BLOCKS_CODES_X86_H
 

@@ -1,5 +1,5 @@
-/* Sums of groups of codes with AVX-512, from vectors that have the sums of four products
- * each. */
+/* Sums of groups of codes with AVX-512, from vectors that have the sums of four
+ * products each. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_SUMS_AVX512_H
 #define QUIRE_KERNELS_CPU_BLOCKS_SUMS_AVX512_H
 

@@ -13,7 +13,7 @@ enum { FIRST_FORMAT = FORMAT_Q4_0, END_FORMAT = FORMAT_FP8, MOST_ROWS = 70 };
 struct piece {
     struct weight_piece p;
     uint8_t *blocks;
-    float *scale;  /* of codes whose scales are apart; else NULL */
+    void *scale;   /* of codes whose scales are apart; else NULL */
     uint8_t *zero; /* likewise */
     float *value;  /* [rows, cols], in the order of the weight */
 };
@@ -49,15 +49,51 @@ struct groups {
     int32_t rows, cols;
     bool zeros;
     bool rounds; /* the file says that activations are rounded too */
+    enum scale_type type;
 };
 
-static void random_groups(struct rig *r, struct piece *s, enum weight_format_id id, int64_t n)
+static void random_scale(struct rig *r, void *out, enum scale_type type, int64_t i)
 {
-    s->scale = rig_alloc((size_t)n * sizeof(*s->scale));
+    float scale = 0.001f + 0.1f * fabsf(rig_uniform(r));
+    uint8_t *byte = (uint8_t *)out + i;
+
+    switch (type) {
+    case SCALE_F32:
+        ((float *)out)[i] = scale;
+        break;
+    case SCALE_F16:
+    case SCALE_BF16:
+        dtype_store(out, type == SCALE_F16 ? DTYPE_F16 : DTYPE_BF16, i, scale);
+        break;
+    case SCALE_E8M0:
+        *byte = (uint8_t)(rig_below(r, 16) == 0 ? 0 : 115 + rig_below(r, 10));
+        break;
+    case SCALE_E4M3: /* not negative; some are subnormal */
+        *byte = (uint8_t)rig_below(r, 0x38);
+        break;
+    }
+}
+
+static void random_groups(struct rig *r, struct piece *s, enum weight_format_id id,
+                          enum scale_type type, int64_t n)
+{
+    s->scale = rig_alloc((size_t)(n * scale_type_bytes(type)));
     s->zero = rig_alloc((size_t)n);
     for (int64_t i = 0; i < n; i++) {
-        s->scale[i] = 0.001f + 0.1f * fabsf(rig_uniform(r));
+        random_scale(r, s->scale, type, i);
         s->zero[i] = (uint8_t)(rig_next(r) & (id == FORMAT_INT8 ? 0xFF : 15));
+    }
+}
+
+/* The values of codes. */
+static void decode_codes(struct piece *s)
+{
+    const struct weight_piece *p = &s->p;
+
+    for (int32_t i = 0; i < p->rows; i++) {
+        weight_scales_decode(p->format, &p->scales,
+                             s->blocks + weight_format_bytes(p->format, i * p->stride), i, p->cols,
+                             s->value + (int64_t)i * p->cols);
     }
 }
 
@@ -75,9 +111,9 @@ static struct piece make_codes(struct rig *r, enum weight_format_id id, int32_t 
     for (int64_t i = 0; i < n_bytes; i++) { /* no NaN of e4m3 */
         s.blocks[i] = (uint8_t)(rig_next(r) & (id == FORMAT_FP8 ? 0xF7 : 0xFF));
     }
-    random_groups(r, &s, id, (g.rows > 0 ? div_ceil(rows, g.rows) : 1) * n_cols);
+    random_groups(r, &s, id, g.type, (g.rows > 0 ? div_ceil(rows, g.rows) : 1) * n_cols);
     struct weight_scales scales = {.data = s.scale,
-                                   .type = SCALE_F32,
+                                   .type = g.type,
                                    .group_rows = g.rows,
                                    .group_cols = g.cols,
                                    .stride = n_cols,
@@ -92,10 +128,7 @@ static struct piece make_codes(struct rig *r, enum weight_format_id id, int32_t 
                                 .stride = stride,
                                 .format = f,
                                 .scales = scales};
-    for (int32_t i = 0; i < rows; i++) {
-        weight_scales_decode(f, &scales, s.blocks + weight_format_bytes(f, i * stride), i, cols,
-                             s.value + (int64_t)i * cols);
-    }
+    decode_codes(&s);
     return s;
 }
 
@@ -315,9 +348,56 @@ static void the_greatest_sums_have_room(void **state)
     rig_close(&r);
 }
 
-static const struct groups GROUPS_OF_CODES[] = {{0, 0, false, true},  {1, 0, true, false},
-                                                {1, 16, false, true}, {1, 32, true, true},
-                                                {1, 128, true, true}, {48, 64, false, false}};
+static const struct groups GROUPS_OF_CODES[] = {
+    {0, 0, false, true, SCALE_F32},     {1, 0, true, false, SCALE_BF16},
+    {1, 16, false, true, SCALE_E4M3},   {1, 32, true, true, SCALE_F32},
+    {1, 128, true, true, SCALE_F16},    {48, 64, false, false, SCALE_BF16},
+    {1, 16, true, false, SCALE_BF16},   {1, 32, false, true, SCALE_E8M0},
+    {1, 48, false, false, SCALE_F16},   {1, 128, false, true, SCALE_F16},
+    {1, 256, false, false, SCALE_E4M3}, {1, 512, true, false, SCALE_F32},
+};
+
+/* Codes at their ends and inputs of one sign, whose sums are the greatest. */
+static void the_greatest_sums_of_codes_have_room(void **state)
+{
+    (void)state;
+    enum { ROWS = 17, COLS = 256, X_ROWS = 6 };
+    static const struct {
+        enum weight_format_id id;
+        uint8_t code, zero;
+    } CASES[] = {{FORMAT_FP8, 0x7E, 0},  {FORMAT_FP8, 0xFE, 0},  {FORMAT_FP8, 0x01, 0},
+                 {FORMAT_INT8, 0x80, 0}, {FORMAT_INT8, 0x7F, 0}, {FORMAT_INT4, 0x00, 15},
+                 {FORMAT_INT4, 0xFF, 0}, {FORMAT_FP4, 0x77, 0},  {FORMAT_FP4, 0xFF, 0}};
+    float x[X_ROWS * COLS];
+    double q[COLS], half[COLS];
+    struct rig r;
+
+    for (int32_t i = 0; i < X_ROWS * COLS; i++) {
+        x[i] = i / COLS % 2 == 0 ? 1 : -1;
+    }
+    rig_open(&r);
+    for (size_t i = 0; i < 2 * ARRAY_LEN(CASES); i++) {
+        enum weight_format_id id = CASES[i / 2].id;
+        struct groups of = {1, i % 2 == 0 ? 16 : 32, id == FORMAT_INT4, true, SCALE_F32};
+        struct piece s = make_codes(&r, id, ROWS, COLS, of);
+        memset(s.blocks, CASES[i / 2].code,
+               (size_t)weight_format_bytes(s.p.format, ROWS * s.p.stride));
+        memset(s.zero, CASES[i / 2].zero, (size_t)(ROWS * COLS / of.cols));
+        decode_codes(&s);
+        struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
+        for (int32_t n = 1; n <= X_ROWS; n += X_ROWS - 1) {
+            float *got = multiply(&r, w, x, n);
+            for (int32_t k = 0; k < n * ROWS; k++) {
+                const float *row = x + k / ROWS * COLS;
+                quantised(q, half, row, COLS, 1);
+                check_dot(s.p.format->name, got[k], s.value + k % ROWS * COLS, row, q, half, COLS);
+            }
+            free(got);
+        }
+        free_piece(&s);
+    }
+    rig_close(&r);
+}
 
 static void products_of_codes_follow_their_values(void **state)
 {
@@ -589,6 +669,35 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
     rig_close(&r);
 }
 
+/* The same of codes, also of groups that no panel has; scales are of two spans. */
+static void a_row_of_codes_has_the_same_bits_in_any_company(void **state)
+{
+    (void)state;
+    enum { ROWS = 20, COLS = 2100, N_X = 40, AT = 7 };
+    static const int32_t N[] = {1, 2, 3, 4, 5, 17};
+    struct rig r;
+    rig_open(&r);
+    for (size_t i = 0; i < 4 * ARRAY_LEN(GROUPS_OF_CODES); i++) {
+        enum weight_format_id f = FORMAT_FP8 + (enum weight_format_id)(i % 4);
+        struct piece s[2] = {make_codes(&r, f, ROWS, COLS, GROUPS_OF_CODES[i / 4]),
+                             make_codes(&r, f, ROWS, COLS, GROUPS_OF_CODES[0])};
+        struct mat w = make_weight(&r, WEIGHT_LINEAR, s, 2);
+        float *x = rig_floats(&r, (int64_t)N_X * COLS, 2, DTYPE_F32);
+        float *all = multiply(&r, w, x, N_X);
+        for (size_t k = 0; k < ARRAY_LEN(N); k++) {
+            float *some = multiply(&r, w, x + (int64_t)AT * COLS, N[k]);
+            assert_memory_equal(some, all + (int64_t)AT * w.rows,
+                                (size_t)N[k] * (size_t)w.rows * sizeof(*some));
+            free(some);
+        }
+        free(all);
+        free(x);
+        free_piece(&s[0]);
+        free_piece(&s[1]);
+    }
+    rig_close(&r);
+}
+
 /* So many rows of x and columns that packed x has to go in turns over the rows. */
 static void many_long_rows_have_the_bits_of_few(void **state)
 {
@@ -760,12 +869,14 @@ static int all_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_follow_the_decoded_weights),
         cmocka_unit_test(the_greatest_sums_have_room),
+        cmocka_unit_test(the_greatest_sums_of_codes_have_room),
         cmocka_unit_test(products_of_codes_follow_their_values),
         cmocka_unit_test(pieces_of_several_formats_make_one_weight),
         cmocka_unit_test(an_epilogue_is_that_of_the_column),
         cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),
         cmocka_unit_test(a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(a_row_of_codes_has_the_same_bits_in_any_company),
         cmocka_unit_test(many_long_rows_have_the_bits_of_few),
         cmocka_unit_test(blocks_by_an_older_instruction_set_have_the_same_bits),
         cmocka_unit_test(gated_products_of_many_rows_have_the_bits_of_few),
