@@ -521,10 +521,10 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
                        "%s: rope_parameters: short_mscale %g and long_mscale %g must be equal",
                        CONFIG, r->short_mscale, r->long_mscale);
     }
-    if (rope->kind == ROPE_LLAMA3 && rope->high_freq_factor <= rope->low_freq_factor) {
+    if (rope->kind == ROPE_LLAMA3 && rope->high_freq_factor < rope->low_freq_factor) {
         return err_set(
             e, ERR_INVALID,
-            "%s: rope_parameters: high_freq_factor %g must be greater than low_freq_factor %g",
+            "%s: rope_parameters: high_freq_factor %g must not be less than low_freq_factor %g",
             CONFIG, rope->high_freq_factor, rope->low_freq_factor);
     }
     if (c->full_head_dim > 0 && rope->kind != ROPE_PROPORTIONAL) {

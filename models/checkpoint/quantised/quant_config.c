@@ -47,6 +47,7 @@ struct raw_quant {
     char packing[40], backend[40], data_type[16]; /* AutoRound's; `backend` of older files */
     int64_t bits, group_size, block[2];
     char other_algo[32]; /* ModelOpt: of a layer, the first that is not known; "": none */
+    bool nested;         /* ModelOpt: members are inside of "quantization" */
     bool zero_point;     /* AWQ */
     bool asymmetric;     /* GPTQ: sym is false */
     bool sparse;         /* compressed-tensors: weights are sparse as well */
@@ -425,6 +426,8 @@ static bool read_list(struct json *j, struct raw_quant *r)
     return json_skip(j);
 }
 
+static bool read_object(struct json *j, struct raw_quant *r);
+
 static bool read_member(struct json *j, struct raw_quant *r)
 {
     const struct {
@@ -464,6 +467,10 @@ static bool read_member(struct json *j, struct raw_quant *r)
     }
     if (json_key_is(j, "sym")) {
         return read_sym(j, &r->asymmetric);
+    }
+    if (json_key_is(j, "quantization") && json_peek(j) == JSON_OBJECT && !r->nested) {
+        r->nested = true; /* as in ModelOpt's own file */
+        return read_object(j, r);
     }
     return read_list(j, r);
 }
@@ -774,6 +781,10 @@ static int autoround(struct raw_quant *r, struct err *e)
 
 static int find_method(const struct raw_quant *r, enum quant_method *ret, struct err *e)
 {
+    if (!r->method[0] && r->algo[0]) { /* as files of some versions of ModelOpt have it */
+        *ret = QUANT_MODELOPT;
+        return 0;
+    }
     for (size_t i = 0; i < ARRAY_LEN(METHODS); i++) {
         if (strcmp(r->method, METHODS[i]) == 0) {
             *ret = (enum quant_method)i;

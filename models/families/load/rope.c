@@ -19,7 +19,7 @@ static float frequency(double theta, int32_t i, int32_t rot_dim)
 }
 
 /* Long wavelengths are stretched by `factor`, short ones kept, those between are
- * interpolated. */
+ * interpolated. With equal factors, as Llama 4 Scout's, there are none between. */
 static float llama3_frequency(const struct rope_config *r, float f)
 {
     float wavelength = (float)(2 * M_PI) / f, context = (float)r->original_positions;
@@ -29,6 +29,9 @@ static float llama3_frequency(const struct rope_config *r, float f)
     }
     if (wavelength > context / (float)r->low_freq_factor) {
         return f / (float)r->factor;
+    }
+    if (r->high_freq_factor <= r->low_freq_factor) {
+        return f;
     }
     float smooth = (context / wavelength - (float)r->low_freq_factor) /
                    (float)(r->high_freq_factor - r->low_freq_factor);

@@ -266,9 +266,11 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            "factor is missing for rope_type 'linear'");
     refuse(LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", ERR_INVALID,
            "factor is 0.5, allowed are 1 to");
+    accept(LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":16,\"low_freq_factor\":1,"
+                 "\"high_freq_factor\":1}}"); /* Llama 4 Scout */
     refuse(LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
-                 "\"high_freq_factor\":4}}",
-           ERR_INVALID, "high_freq_factor 4 must be greater than low_freq_factor 4");
+                 "\"high_freq_factor\":3}}",
+           ERR_INVALID, "high_freq_factor 3 must not be less than low_freq_factor 4");
     refuse(LLAMA
            ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}}",
            ERR_INVALID, "have 1 and 1 numbers, 8 are needed");
@@ -517,6 +519,14 @@ static void rotations_are_those_of_the_definition(void **state)
     rope_table_init(&t, table, &r, 3);
     rope_table_reach(&t, 3);
     assert_float_equal(table[8 + 2], sin(1.0), 1e-6);
+    /* the longer wavelength is beyond the context, and there are none between */
+    r.kind = ROPE_LLAMA3;
+    r.original_positions = 10;
+    r.low_freq_factor = r.high_freq_factor = 1;
+    rope_table_init(&t, table, &r, 3);
+    rope_table_reach(&t, 3);
+    assert_float_equal(table[8 + 2], sin(2.0), 1e-6);
+    assert_float_equal(table[8 + 3], sin(0.1), 1e-6);
 }
 
 /* The column behind the sines; the table's other columns are as without. */

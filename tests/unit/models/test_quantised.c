@@ -738,6 +738,12 @@ static void mixed_precision_is_seen_from_the_tensors(void **state)
     try("{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A16_NVFP4\"}", both + 3, NULL);
     try("{\"quant_method\":\"modelopt\",\"quant_algo\":\"FP8\"}", both, "b.weight is U8");
     try(MIXED("{\"quant_algo\":\"NVFP4\"}"), blocks, "must be [1, 1]");
+    /* without a method, and as in hf_quant_config.json */
+    try("{\"quant_algo\":\"W4A16_NVFP4\",\"producer\":{\"name\":\"modelopt\"}}", both + 3, NULL);
+    try("{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"NVFP4\"}}",
+        both + 3, NULL);
+    try("{\"quantization\":{\"quantization\":{\"quant_algo\":\"NVFP4\"}}}", both + 3,
+        "quant_method ''");
 }
 
 int main(void)
