@@ -1053,6 +1053,27 @@ static int check_ids(const struct model_config *c, struct err *e)
     return 0;
 }
 
+/* The error of a config.json with a member that cannot be read: that of its
+ * architecture, if this is not known, as it may give members another meaning. */
+static int unreadable(struct raw_config *raw, const char *text, size_t len, struct err *e)
+{
+    struct json j;
+
+    raw_init(raw);
+    json_init(&j, text, len, CONFIG, NULL);
+    json_enter_object(&j);
+    while (json_next_member(&j) && !raw->architecture[0]) {
+        if (json_key_is(&j, "architectures")) {
+            read_architectures(&j, raw);
+        } else {
+            json_skip(&j);
+        }
+    }
+    bool named = raw->architecture[0] && !raw_eagle_named(&raw->eagle, raw->architecture);
+    int rc = named ? raw_architecture_check(raw->architecture, e) : 0;
+    return rc < 0 ? rc : ERR_INVALID;
+}
+
 /* Read config.json into *raw, and derive *c from it. */
 static int parse_config(struct model_config *c, struct raw_config *raw, const char *text,
                         size_t len, struct err *e)
@@ -1067,7 +1088,7 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
     }
     if (!json_finish(&j)) {
         free(raw->text);
-        return ERR_INVALID;
+        return unreadable(raw, text, len, e);
     }
     take_text_config(raw);
     c->bos = raw->bos;

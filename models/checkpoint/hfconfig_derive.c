@@ -47,6 +47,14 @@ static int unknown_architecture(const char *name, struct err *e)
                    name, known);
 }
 
+int raw_architecture_check(const char *name, struct err *e)
+{
+    const struct architecture *a;
+
+    return model_family_find(name, &a) || model_is_wrapper(name) ? 0
+                                                                 : unknown_architecture(name, e);
+}
+
 static int set_activation(struct model_config *c, const char *name, struct err *e)
 {
     static const struct {

@@ -202,6 +202,9 @@ bool raw_is_text_part(const struct json *j);
  * knows. */
 const char *raw_left_out(const struct raw_config *raw);
 
+/* ERR_UNSUPPORTED, with those that are known: no architecture, and no wrapper of one,
+ * has this name. */
+int raw_architecture_check(const char *name, struct err *e);
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
  * architecture's defaults, and what is computed from them. */
 int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e);

@@ -491,6 +491,13 @@ static void nothing_is_returned_with_an_error(void **state)
     struct model_config before = c;
     refuse(LLAMA ",\"hidden_size\":32,\"eos_token_id\":100}", ERR_INVALID, "eos_token_id");
     assert_memory_equal(&before, &c, sizeof(c));
+    /* an architecture that is not known may give a member another type */
+    refuse("{\"moe_layer_freq\":[0,1],\"architectures\":[\"MiMoV2FlashForCausalLM\"]}",
+           ERR_UNSUPPORTED, "MiMoV2FlashForCausalLM is not known");
+    refuse("{\"moe_layer_freq\":[0,1],\"architectures\":[\"DeepseekV3ForCausalLM\"]}", ERR_INVALID,
+           "moe_layer_freq must be a whole number");
+    refuse("{\"moe_layer_freq\":[0,1],\"architectures\":[\"LlamaForCausalLMEagle3\"]}", ERR_INVALID,
+           "moe_layer_freq must be a whole number");
     assert_int_equal(model_config_read(&c, &gen, "tests/golden", &e), ERR_NOT_FOUND);
     assert_non_null(strstr(e.text, "config.json"));
 }
