@@ -1101,6 +1101,11 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
     rc = rc ? rc : fill_left_out(raw, e);
     rc = rc ? rc : raw_config_derive(c, raw, e);
     rc = rc ? rc : raw_eagle_derive(c, &raw->eagle, e);
+    if (rc == 0 && c->head.kind != HEAD_NONE) {
+        /* The model begins and ends texts; published heads have ids of other models. */
+        c->bos = -1;
+        c->n_eos = 0;
+    }
     return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;
 }
 

@@ -491,6 +491,14 @@ static void nothing_is_returned_with_an_error(void **state)
     struct model_config before = c;
     refuse(LLAMA ",\"hidden_size\":32,\"eos_token_id\":100}", ERR_INVALID, "eos_token_id");
     assert_memory_equal(&before, &c, sizeof(c));
+    /* of a head these ids have no meaning: as SpecForge's of DeepSeek-V3 */
+    accept("{\"architectures\":[\"LlamaForCausalLMEagle3\"],\"hidden_size\":64,\"num_hidden_"
+           "layers\":1,"
+           "\"num_attention_heads\":4,\"intermediate_size\":64,\"max_position_embeddings\":64,"
+           "\"vocab_size\":100,\"draft_vocab_size\":50,\"bos_token_id\":151643,\"eos_token_id\":"
+           "151645}");
+    assert_int_equal(c.bos, -1);
+    assert_int_equal(c.n_eos, 0);
     /* an architecture that is not known may give a member another type */
     refuse("{\"moe_layer_freq\":[0,1],\"architectures\":[\"MiMoV2FlashForCausalLM\"]}",
            ERR_UNSUPPORTED, "MiMoV2FlashForCausalLM is not known");
