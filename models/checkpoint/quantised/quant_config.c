@@ -591,7 +591,8 @@ static int compressed_group(struct raw_group *from, const char *format, struct q
 {
     static const char *const FORMATS[] = {"pack-quantized",       "int-quantized",
                                           "float-quantized",      "naive-quantized",
-                                          "nvfp4-pack-quantized", "mxfp4-pack-quantized"};
+                                          "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+                                          "mixed-precision"}; /* each tensor shows its own */
     bool known = false;
 
     format = from->format[0] ? from->format : format;

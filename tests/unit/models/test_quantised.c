@@ -697,6 +697,30 @@ static void stacked_experts_of_mxfp4_are_decoded_transposed(void **state)
     free(file);
 }
 
+/* Groups of several formats without a name of each: the tensors tell. */
+static void groups_of_mixed_precision_need_no_format(void **state)
+{
+    (void)state;
+    static const uint8_t BYTES[512] = {0};
+    static const float ONES[4] = {1, 1, 1, 1};
+    const struct part parts[] = {{"a.weight", "F8_E4M3", {4, 16}, BYTES, 64},
+                                 {"a.weight_scale", "F32", {4, 1}, ONES, 16},
+                                 {"b.weight", "I8", {4, 16}, BYTES, 64},
+                                 {"b.weight_scale", "F32", {4, 1}, ONES, 16},
+                                 {0}};
+#define GROUP(name, target, type)                                                             \
+    "\"" name "\":{\"targets\":[\"" target "\"],\"weights\":{\"num_bits\":8,\"type\":\"" type \
+    "\",\"strategy\":\"channel\"}}"
+#define MIX(one, other)                                                                 \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"mixed-precision\",\"config_" \
+    "groups\":{" one "," other "}}"
+    try(MIX(GROUP("g0", "re:a", "float"), GROUP("g1", "Linear", "int")), parts, NULL);
+    try(MIX(GROUP("g0", "re:a", "int"), GROUP("g1", "Linear", "int")), parts,
+        "a.weight is F8_E4M3");
+#undef GROUP
+#undef MIX
+}
+
 /* As MiniMax-M2's: PyTorch's name of e4m3. */
 static void e4m3_has_two_names(void **state)
 {
@@ -762,6 +786,7 @@ int main(void)
         cmocka_unit_test(finer_types_hold_what_is_decoded),
         cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
         cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
+        cmocka_unit_test(groups_of_mixed_precision_need_no_format),
         cmocka_unit_test(e4m3_has_two_names),
         cmocka_unit_test(mixed_precision_is_seen_from_the_tensors),
         cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
