@@ -3,7 +3,7 @@
 
 #ifdef __AVX2__
 
-/* Accumulators of groups of 32, or of the first and last halves of eight groups of 32. */
+/* Accumulators of groups of 32, or of first and last halves of eight groups of 32. */
 struct sums {
     __m256 acc[TILE_ROWS][2];
 };
