@@ -78,7 +78,7 @@ __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, ui
             w.o[i][h * 2 + 1] *= keep;
         }
     }
-    add_values<T, D>(w.o, sc, values, lane);
+    add_values<T, D>(w.o, sc, values, scales, lane);
 }
 
 /* WARPS warps of 16 rows each. SINGLE: grid (head tile, sequence), rows are query heads

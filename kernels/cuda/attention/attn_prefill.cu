@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
                 o[i][h * 2 + 1] *= keep;
             }
         }
-        add_values<T, D>(o, sc, values, lane);
+        add_values<T, D>(o, sc, values, scaled, lane);
         __syncthreads(); /* all warps are done with this stage */
         if (warp == 0) {
             int ahead = n + L::STAGES;

@@ -80,24 +80,48 @@ __device__ __forceinline__ void scores_of(float (&sc)[KEY_TILE / 8][4],
     }
 }
 
-/* o [16, D] += weights [16, KEY_TILE], rounded to T, times the tile's values. */
+/* o [16, D] += four registers of weights [16, 16], k-th of the tile, times the values. */
 template <typename T, int D>
-__device__ __forceinline__ void
-add_values(float (&o)[D / 8][4], const float (&weights)[KEY_TILE / 8][4], uint32_t values, int lane)
+__device__ __forceinline__ void add_sixteen(float (&o)[D / 8][4], const uint32_t (&w)[4],
+                                            uint32_t values, int k, int lane)
 {
     int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
 
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t b[4];
+        ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
+        mma16816<T>(o[2 * i], w, b[0], b[1]);
+        mma16816<T>(o[2 * i + 1], w, b[2], b[3]);
+    }
+}
+
+/* What rounding to T leaves of x. */
+template <typename T> __device__ __forceinline__ float rest_of(float x)
+{
+    return x - to_float(from_float<T>(x));
+}
+
+/* o [16, D] += weights [16, KEY_TILE], rounded to T, times the tile's values. `fine`:
+ * as sums of two values of T, since a weight that has a value's scale in it is not 1
+ * where one key takes it all, and its rounding would be that of the result. */
+template <typename T, int D>
+__device__ __forceinline__ void add_values(float (&o)[D / 8][4],
+                                           const float (&weights)[KEY_TILE / 8][4], uint32_t values,
+                                           bool fine, int lane)
+{
 #pragma unroll
     for (int k = 0; k < KEY_TILE / 16; k++) {
         const float(&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
         uint32_t w[4] = {pack2<T>(low[0], low[1]), pack2<T>(low[2], low[3]),
                          pack2<T>(high[0], high[1]), pack2<T>(high[2], high[3])};
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
-            mma16816<T>(o[2 * i], w, b[0], b[1]);
-            mma16816<T>(o[2 * i + 1], w, b[2], b[3]);
+        add_sixteen<T, D>(o, w, values, k, lane);
+        if (fine) {
+            uint32_t rest[4] = {pack2<T>(rest_of<T>(low[0]), rest_of<T>(low[1])),
+                                pack2<T>(rest_of<T>(low[2]), rest_of<T>(low[3])),
+                                pack2<T>(rest_of<T>(high[0]), rest_of<T>(high[1])),
+                                pack2<T>(rest_of<T>(high[2]), rest_of<T>(high[3]))};
+            add_sixteen<T, D>(o, rest, values, k, lane);
         }
     }
 }

@@ -28,14 +28,34 @@ enum {
 };
 static_assert(PANEL_COLS % DEPTH == 0, "a stage lies in one segment");
 
+/* Bytes of a stage's codes, of these and their scales, and of a stage for n rows. */
+constexpr int codes_bytes(int kind)
+{
+    return PANELS * GROUPS * panel_code_bytes(kind);
+}
+constexpr int weight_bytes(int kind)
+{
+    return codes_bytes(kind) + PANELS * GROUPS * PANEL_ROWS * panel_scale_bytes(kind);
+}
+constexpr int stage_bytes(int n, int kind)
+{
+    return weight_bytes(kind) + n * X_ROW;
+}
+/* Stages where shared memory is that of Hopper; of few rows two blocks fit a
+ * multiprocessor. */
+constexpr int stages_of(int n, int kind)
+{
+    return n > 32                                 ? 3
+           : panel_code_bytes(kind) > PANEL_CODES ? 2
+           : panel_scale_bytes(kind) < 4          ? 4
+                                                  : 3;
+}
+
 template <int N, int KIND> struct panels_layout {
     static constexpr int CODE = panel_code_bytes(KIND), SCALE = panel_scale_bytes(KIND);
-    static constexpr int CODES = PANELS * GROUPS * CODE; /* bytes of a stage's codes */
-    static constexpr int X = CODES + PANELS * GROUPS * PANEL_ROWS * SCALE;
-    static constexpr int STAGE = X + N * X_ROW;
-    /* of few rows two blocks fit a multiprocessor */
-    static constexpr int STAGES = N > 32 ? 3 : CODE > PANEL_CODES ? 2 : SCALE < 4 ? 4 : 3;
-    static constexpr int BYTES = STAGES * STAGE;
+    static constexpr int CODES = codes_bytes(KIND);
+    static constexpr int X = weight_bytes(KIND);
+    static constexpr int STAGE = stage_bytes(N, KIND);
 };
 
 template <bool GATED> using place = position<(GATED ? 64 : 128), DEPTH>;
@@ -230,7 +250,7 @@ template <int TILES> __device__ __forceinline__ void clear(float (&d)[TILES][4])
     }
 }
 
-template <int N, bool GATED, int KIND>
+template <int N, bool GATED, int KIND, int STAGES>
 __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     panels_kernel(const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
 {
@@ -250,16 +270,16 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     if (ahead.more()) {
         load.enter(a, ahead);
     }
-    for (int i = 0; i < L::STAGES - 1; i++) {
+    for (int i = 0; i < STAGES - 1; i++) {
         load_next(load, ahead, a, l, base + i * L::STAGE);
     }
     for (int i = 0; now.more(); i++) {
-        async_wait<L::STAGES - 2>();
+        async_wait<STAGES - 2>();
         __syncthreads(); /* stage i is there; all are done with the one before */
-        load_next(load, ahead, a, l, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
+        load_next(load, ahead, a, l, base + (i + STAGES - 1) % STAGES * L::STAGE);
         bool mine = now.column + panel * PANEL_ROWS < a.width;
         if (mine) {
-            uint32_t stage = base + i % L::STAGES * L::STAGE;
+            uint32_t stage = base + i % STAGES * L::STAGE;
             multiply_stage<TILES, KIND>(d, stage, stage + L::X, panel, other,
                                         groups_of(a, now.step), a.group_cols == 16, lane);
         }
@@ -272,17 +292,26 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     }
 }
 
-template <int KIND> struct panels_of {
+/* Kernels with MOST stages, or fewer. */
+template <int KIND, int MOST> struct panels_of {
     template <int N, bool GATED> struct tile {
-        static constexpr auto KERNEL = panels_kernel<N, GATED, KIND>;
-        static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, KIND>::BYTES;
+        static constexpr int STAGES = stages_of(N, KIND) < MOST ? stages_of(N, KIND) : MOST;
+        static constexpr auto KERNEL = panels_kernel<N, GATED, KIND, STAGES>;
+        static constexpr int BLOCK = THREADS, BYTES = STAGES * stage_bytes(N, KIND);
     };
 };
 
+/* Tiles of 16 rows have one stage less where a block can have no more than 99 KiB. */
 template <int KIND>
 bool run(const expert_product &a, const expert_lists &l, int32_t n_blocks, cudaStream_t stream)
 {
-    return launch_product<panels_of<KIND>::template tile>(a, l, n_blocks, stream);
+    using few = panels_of<KIND, 3>;
+
+    return launch_product<panels_of<KIND, 4>::template tile>(a, l, n_blocks, stream) ||
+           (l.tile_rows == 16 &&
+            (a.gated
+                 ? launch_tiles<typename few::template tile<16, true>>(a, l, n_blocks, stream)
+                 : launch_tiles<typename few::template tile<16, false>>(a, l, n_blocks, stream)));
 }
 
 bool run_kind(const expert_product &a, const expert_lists &l, int32_t n_blocks, cudaStream_t stream)
@@ -306,6 +335,16 @@ bool run_kind(const expert_product &a, const expert_lists &l, int32_t n_blocks, 
 }
 
 } // namespace
+
+extern "C" int32_t expert_panels_rows(int32_t kind)
+{
+    int32_t rows = 64;
+
+    while (rows > 16 && stages_of(rows, kind) * stage_bytes(rows, kind) > cuda_shared_limit()) {
+        rows /= 2;
+    }
+    return rows;
+}
 
 extern "C" bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
                                      int32_t n_blocks, cudaStream_t stream)

@@ -27,6 +27,14 @@ static int64_t mean_rows(const struct experts *e, int32_t rows)
     return div_ceil((int64_t)rows * e->top, e->n);
 }
 
+/* Most rows of tiles of a weight, if it is multiplied as panels. */
+static int32_t panels_rows(struct mat w)
+{
+    int32_t kind = w.format ? panel_kind(w.priv) : (int32_t)PANELS_NONE;
+
+    return kind == (int32_t)PANELS_NONE ? EXPERT_WIDE_ROWS : expert_panels_rows(kind);
+}
+
 /* Rows of a tile; a part of a shared expert has all rows. */
 static int32_t tile_rows(const struct experts *e, const struct expert_way *w)
 {
@@ -36,7 +44,10 @@ static int32_t tile_rows(const struct experts *e, const struct expert_way *w)
     if (w->parts > 0) {
         return w->rows <= 16 ? 16 : w->rows <= 32 ? 32 : 64;
     }
-    return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
+    if (!w->e4m3 && !w->widens) {
+        most = MIN(most, MIN(panels_rows(e->up), panels_rows(e->down)));
+    }
+    return MIN(most, mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most);
 }
 
 /* The lists of a call, in the workspace. */

@@ -254,6 +254,8 @@ bool launch_expert_e4m3(const struct expert_product *a, const struct expert_list
 /* The same for panels (quant/panels.h), whose width and depth are multiples of
  * EXPERT_PANEL_K. */
 enum { EXPERT_PANEL_K = 64 };
+/* Most rows of a tile for which a block has the shared memory: 16, 32 or 64. */
+int32_t expert_panels_rows(int32_t kind);
 bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
                           int32_t n_blocks, cudaStream_t stream);
 /* A product beside experts, of at most EXPERT_STREAM_ROWS rows
