@@ -229,12 +229,13 @@ int fold_search(const struct readers *r, const struct inputs *in, const struct r
 {
     enum { STEPS = 10 };
     size_t n = (size_t)in->cols;
-    float *weight = malloc(2 * n * sizeof(*weight)), *tried = weight + n;
+    float *weight = malloc(2 * n * sizeof(*weight));
     double least, error;
 
     if (!weight) {
         return err_nomem(e, "factors");
     }
+    float *tried = weight + n;
     for (size_t j = 0; j < n; j++) {
         s[j] = 1;
     }

@@ -27,7 +27,8 @@ static long countdown = -1; /* allocations until one fails; -1: none does */
 static long live;           /* allocations not freed, while counting */
 static long live_bytes;     /* bytes of them, as the allocator rounds them */
 static long peak_bytes;     /* the most that live_bytes was */
-static bool counting;
+/* Of a thread: what others allocate meanwhile neither counts nor fails. */
+static _Thread_local bool counting;
 
 #if REPLACED_MALLOC
 static inline bool fails(void)
