@@ -80,7 +80,7 @@ __device__ __forceinline__ void scores_of(float (&sc)[KEY_TILE / 8][4],
     }
 }
 
-/* o [16, D] += four registers of weights [16, 16], k-th of the tile, times the values. */
+/* o [16, D] += weights [16, 16], the k-th of the tile, times the values. */
 template <typename T, int D>
 __device__ __forceinline__ void add_sixteen(float (&o)[D / 8][4], const uint32_t (&w)[4],
                                             uint32_t values, int k, int lane)
@@ -103,8 +103,8 @@ template <typename T> __device__ __forceinline__ float rest_of(float x)
 }
 
 /* o [16, D] += weights [16, KEY_TILE], rounded to T, times the tile's values. `fine`:
- * as sums of two values of T, since a weight that has a value's scale in it is not 1
- * where one key takes it all, and its rounding would be that of the result. */
+ * as sums of two values of T, for weights that have a value's scale in them: where one
+ * key takes all, such a weight is not 1, and its rounding would be the result's. */
 template <typename T, int D>
 __device__ __forceinline__ void add_values(float (&o)[D / 8][4],
                                            const float (&weights)[KEY_TILE / 8][4], uint32_t values,
