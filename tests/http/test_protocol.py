@@ -472,6 +472,7 @@ def test_connections_come_back(start):
         for c in socks:
             assert Reader(c).answer()[0] == 200
             c.close()
+        wait_taken(s)
         s.wait_metric("http_connections", 1)
 
 
